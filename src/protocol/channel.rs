@@ -1,0 +1,313 @@
+//! The view of shared memory: mailboxes, headers and packets as atomics.
+//!
+//! This is the one place of the protocol that turns raw memory into Rust values. The
+//! peer is another processor that may write at any moment, also against the rules, so
+//! nothing here forms a reference to plain bytes: words are loaded and stored one at
+//! a time, copied out, and checked by whoever uses them.
+#![allow(unsafe_code)]
+
+use bytemuck::Pod;
+
+use super::atomic::{AtomicU32, AtomicU64, Ordering};
+use super::layout::Layout;
+use super::wire::{Header, LaneMask, PACKET_SIZE, PACKET_WORDS, Packet};
+
+/// Shared memory as one side's code sees it. Copies are cheap and see the same memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Channel<'c> {
+    layout: Layout,
+    primary: &'c [AtomicU32],
+    secondary: &'c [AtomicU32],
+    packets: &'c [AtomicU64],
+    doorbell: Option<&'c AtomicU64>,
+}
+
+/// Slices that do not fit a layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the {part} have {actual} words, the layout needs {needed}")]
+pub struct ChannelError {
+    part: &'static str,
+    actual: usize,
+    needed: usize,
+}
+
+impl<'c> Channel<'c> {
+    /// A channel over zeroed atomics: `primary` and `secondary` mailboxes, one word for each
+    /// port, and the packet block in words of eight bytes.
+    ///
+    /// # Errors
+    /// When a slice is not as long as the layout says.
+    pub fn new(
+        layout: Layout,
+        primary: &'c [AtomicU32],
+        secondary: &'c [AtomicU32],
+        packets: &'c [AtomicU64],
+    ) -> Result<Self, ChannelError> {
+        let check = |part, actual, needed| {
+            if actual == needed { Ok(()) } else { Err(ChannelError { part, actual, needed }) }
+        };
+        let ports = layout.ports().get() as usize;
+        check("primary mailboxes", primary.len(), ports)?;
+        check("secondary mailboxes", secondary.len(), ports)?;
+        check("packets", packets.len(), layout.packets_size() / 8)?;
+        Ok(Channel { layout, primary, secondary, packets, doorbell: None })
+    }
+
+    /// A channel over memory that another processor writes too.
+    ///
+    /// `primary` and `secondary` point to one `u32` for each port, `packets` to the packet block of
+    /// [`Layout::packets_size`] bytes. `doorbell` is the counter that clients of LLVM's main branch
+    /// raise when they open a port; the server lowers it when a conversation ends.
+    ///
+    /// # Safety
+    /// All pointers are valid for reads and writes of these sizes for `'c`, aligned to their
+    /// element (the packet block to 8), and initialised. For `'c`, this process accesses the
+    /// memory through atomics only. What another processor writes there, and when, does not matter.
+    #[cfg(not(loom))]
+    pub unsafe fn from_raw(
+        layout: Layout,
+        primary: *mut u32,
+        secondary: *mut u32,
+        packets: *mut u64,
+        doorbell: Option<*mut u64>,
+    ) -> Self {
+        let ports = layout.ports().get() as usize;
+        // SAFETY: the caller promises that each pointer is valid and aligned for its length for
+        // 'c and that all access of this process is atomic. AtomicU32 and AtomicU64 have the size
+        // of their integers, and every bit pattern is one of their values.
+        unsafe {
+            Channel {
+                layout,
+                primary: core::slice::from_raw_parts(primary.cast::<AtomicU32>(), ports),
+                secondary: core::slice::from_raw_parts(secondary.cast::<AtomicU32>(), ports),
+                packets: core::slice::from_raw_parts(
+                    packets.cast::<AtomicU64>(),
+                    layout.packets_size() / 8,
+                ),
+                doorbell: doorbell.map(|counter| &*counter.cast::<AtomicU64>()),
+            }
+        }
+    }
+
+    /// Where everything lies.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The mailboxes that the server writes, one for each port.
+    pub fn primary(&self) -> &'c [AtomicU32] {
+        self.primary
+    }
+
+    /// The mailboxes that the client writes, one for each port.
+    pub fn secondary(&self) -> &'c [AtomicU32] {
+        self.secondary
+    }
+
+    /// The lane's packet of a port.
+    ///
+    /// # Panics
+    /// When the layout has no such port or lane.
+    pub fn lane(&self, port: u32, lane: u32) -> Lane<'c> {
+        assert!(lane < self.layout.lanes().get(), "lane {lane} of {}", self.layout.lanes().get());
+        let start = (self.layout.packet_offset(port, lane) - self.layout.packets_offset()) / 8;
+        Lane { words: &self.packets[start..start + PACKET_WORDS], lane }
+    }
+
+    /// The mask of a port's header, without the lanes that the layout does not have.
+    pub fn mask(&self, port: u32) -> LaneMask {
+        let mask = self.header(port)[0].load(Ordering::Relaxed);
+        LaneMask(mask).cut(self.layout.lanes())
+    }
+
+    /// The opcode of a port's header as its client wrote it, and the status.
+    pub(super) fn opcode_and_status(&self, port: u32) -> (u32, u32) {
+        let word = self.header(port)[1].load(Ordering::Relaxed);
+        (word as u32, (word >> 32) as u32)
+    }
+
+    /// Writes opcode and status into a port's header.
+    pub(super) fn set_opcode_and_status(&self, port: u32, opcode: u32, status: u32) {
+        let word = u64::from(status) << 32 | u64::from(opcode);
+        self.header(port)[1].store(word, Ordering::Relaxed);
+    }
+
+    /// Writes a port's whole header.
+    pub(super) fn set_header(&self, port: u32, header: Header) {
+        self.header(port)[0].store(header.mask, Ordering::Relaxed);
+        self.set_opcode_and_status(port, header.opcode, header.status);
+    }
+
+    /// Counts one more open port, where the interface has a doorbell that is on.
+    pub(super) fn ring(&self) {
+        if let Some(counter) = self.doorbell {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts one open port less. A device that opened without ringing cannot make it wrap.
+    pub(super) fn unring(&self) {
+        if let Some(counter) = self.doorbell {
+            let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        }
+    }
+
+    fn header(&self, port: u32) -> &'c [AtomicU64] {
+        let start = (self.layout.header_offset(port) - self.layout.packets_offset()) / 8;
+        &self.packets[start..start + 2]
+    }
+}
+
+/// One lane's packet in shared memory, to read or to fill while the port is owned.
+///
+/// Reads copy out. Two reads of the same word may differ when the peer breaks the
+/// rules, so read once, then check, then use.
+#[derive(Clone, Copy, Debug)]
+pub struct Lane<'c> {
+    words: &'c [AtomicU64],
+    lane: u32,
+}
+
+impl Lane<'_> {
+    /// The lane's number in its warp.
+    pub fn index(&self) -> u32 {
+        self.lane
+    }
+
+    /// The word `d[index]`.
+    ///
+    /// # Panics
+    /// From index 8 on.
+    pub fn word(&self, index: usize) -> u64 {
+        self.words[index].load(Ordering::Relaxed)
+    }
+
+    /// Writes the word `d[index]`.
+    ///
+    /// # Panics
+    /// From index 8 on.
+    pub fn set_word(&self, index: usize, value: u64) {
+        self.words[index].store(value, Ordering::Relaxed);
+    }
+
+    /// A copy of the whole packet.
+    pub fn load(&self) -> Packet {
+        Packet { words: core::array::from_fn(|index| self.word(index)) }
+    }
+
+    /// Writes the whole packet.
+    pub fn store(&self, packet: &Packet) {
+        for (index, &word) in packet.words.iter().enumerate() {
+            self.set_word(index, word);
+        }
+    }
+
+    /// The value whose bytes stand at the beginning of the packet. A `T` larger than a packet does
+    /// not compile.
+    pub fn value<T: Pod>(&self) -> T {
+        const { assert!(size_of::<T>() <= PACKET_SIZE, "the value is larger than a packet") }
+        let mut packet = Packet::default();
+        for index in 0..size_of::<T>().div_ceil(8) {
+            packet.words[index] = self.word(index);
+        }
+        packet.value()
+    }
+
+    /// Writes a value at the beginning of the packet; of the last word begun, the rest is zero.
+    /// A `T` larger than a packet does not compile.
+    pub fn set_value<T: Pod>(&self, value: &T) {
+        let packet = Packet::from_value(value);
+        for index in 0..size_of::<T>().div_ceil(8) {
+            self.set_word(index, packet.words[index]);
+        }
+    }
+
+    /// Writes at most 64 bytes at the beginning; of the last word begun, the rest is zero.
+    ///
+    /// # Panics
+    /// When there are more than 64 bytes.
+    pub fn set_bytes(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= PACKET_SIZE, "{} bytes do not fit in a packet", bytes.len());
+        self.set_bytes_from(0, bytes);
+    }
+
+    /// Writes bytes from word `first` on.
+    pub(super) fn set_bytes_from(&self, first: usize, bytes: &[u8]) {
+        for (index, chunk) in bytes.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.set_word(first + index, u64::from_le_bytes(word));
+        }
+    }
+
+    /// Zeroes the packet.
+    pub fn clear(&self) {
+        self.store(&Packet::default());
+    }
+}
+
+#[cfg(target_endian = "big")]
+compile_error!("the wire is little-endian; big-endian hosts are not supported");
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{Abi, LaneWidth, PortCount};
+    use super::*;
+
+    fn layout() -> Layout {
+        Layout::new(Abi::Llvm20, PortCount::new(2).unwrap(), LaneWidth::new(2).unwrap()).unwrap()
+    }
+
+    fn words<T: Default>(count: usize) -> Vec<T> {
+        (0..count).map(|_| T::default()).collect()
+    }
+
+    #[test]
+    fn slices_must_fit_the_layout() {
+        let (flags, packets) = (words(2), words(layout().packets_size() / 8));
+        assert!(Channel::new(layout(), &flags, &flags, &packets).is_ok());
+        let error = Channel::new(layout(), &flags, &flags[..1], &packets).unwrap_err();
+        assert_eq!(error.to_string(), "the secondary mailboxes have 1 words, the layout needs 2");
+        assert!(Channel::new(layout(), &flags, &flags, &packets[1..]).is_err());
+    }
+
+    #[test]
+    fn packets_and_headers_do_not_overlap() {
+        let (flags, packets) = (words(2), words(layout().packets_size() / 8));
+        let channel = Channel::new(layout(), &flags, &flags, &packets).unwrap();
+        for port in 0..2 {
+            channel.set_header(port, Header { mask: u64::MAX, opcode: 7 + port, status: 9 });
+            for lane in 0..2 {
+                channel.lane(port, lane).set_bytes(&[(10 * port + lane) as u8; 64]);
+            }
+        }
+        for port in 0..2 {
+            assert_eq!(channel.mask(port), LaneMask(0b11), "cut to two lanes");
+            assert_eq!(channel.opcode_and_status(port), (7 + port, 9));
+            for lane in 0..2 {
+                let packet = channel.lane(port, lane).load();
+                assert_eq!(packet.bytes(), &[(10 * port + lane) as u8; 64]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_leaves_the_words_behind_it_alone() {
+        let (flags, packets) = (words(2), words(layout().packets_size() / 8));
+        let channel = Channel::new(layout(), &flags, &flags, &packets).unwrap();
+        let lane = channel.lane(1, 1);
+        lane.set_bytes(&[0xff; 64]);
+        lane.set_value(&[1u32, 2, 3]);
+        assert_eq!(lane.value::<[u32; 4]>(), [1, 2, 3, 0]);
+        assert_eq!(lane.word(2), u64::MAX);
+        lane.clear();
+        assert_eq!(lane.load(), Packet::default());
+    }
+
+    #[test]
+    #[should_panic(expected = "lane 2 of 2")]
+    fn a_lane_beyond_the_width_is_a_bug() {
+        let (flags, packets) = (words(2), words(layout().packets_size() / 8));
+        Channel::new(layout(), &flags, &flags, &packets).unwrap().lane(0, 2);
+    }
+}
