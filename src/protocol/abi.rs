@@ -56,14 +56,8 @@ pub enum UnknownSymbol {
 
 impl Abi {
     /// Every interface, oldest first.
-    pub const ALL: [Abi; 6] = [
-        Abi::Llvm17,
-        Abi::Llvm18,
-        Abi::Llvm19,
-        Abi::Llvm20,
-        Abi::LlvmMain4096,
-        Abi::LlvmMain,
-    ];
+    pub const ALL: [Abi; 6] =
+        [Abi::Llvm17, Abi::Llvm18, Abi::Llvm19, Abi::Llvm20, Abi::LlvmMain4096, Abi::LlvmMain];
 
     /// The interface whose client object has this size (PROTOCOL.md §0.2).
     ///

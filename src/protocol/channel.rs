@@ -133,7 +133,7 @@ impl<'c> Channel<'c> {
     }
 
     /// Writes a port's whole header.
-    pub(super) fn set_header(&self, port: u32, header: Header) {
+    pub(crate) fn set_header(&self, port: u32, header: Header) {
         self.header(port)[0].store(header.mask, Ordering::Relaxed);
         self.set_opcode_and_status(port, header.opcode, header.status);
     }
@@ -148,7 +148,8 @@ impl<'c> Channel<'c> {
     /// Counts one open port less. A device that opened without ringing cannot make it wrap.
     pub(super) fn unring(&self) {
         if let Some(counter) = self.doorbell {
-            let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+            let _ =
+                counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
         }
     }
 

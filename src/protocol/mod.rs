@@ -28,6 +28,6 @@ pub mod wire;
 pub use abi::{Abi, ClientImage, ClientPointers, SymbolKind};
 pub use channel::{Channel, ChannelError, Lane};
 pub use layout::{LaneWidth, Layout, LayoutError, PortCount};
-pub use port::{Device, Host, Locks, OpenedPort, Port, PortState, Request, Role};
+pub use port::{Device, Host, Incoming, Locks, OpenedPort, Port, PortState, Role};
 pub use stream::{FixedReceiver, FixedSender, StreamError, StreamReceiver, StreamSender};
 pub use wire::{Header, LaneMask, Opcode, PACKET_SIZE, PACKET_WORDS, Packet, Status};

@@ -5,7 +5,7 @@
 //! device while both mailboxes are equal and to the host while they differ.
 //!
 //! A newly opened port is a value of its own, because its first step is fixed: a
-//! client must send ([`OpenedPort`]), a server must look at the request ([`Request`]).
+//! client must send ([`OpenedPort`]), a server must look at the request ([`Incoming`]).
 //! Nothing here waits. An operation whose turn has not come answers
 //! [`Poll::Pending`] and may be tried again; blocking and async forms are built on it.
 
@@ -162,6 +162,11 @@ impl<'c, R: Role> Port<'c, R> {
         self.state.mask
     }
 
+    /// Where the conversation stands: what to keep until it goes on.
+    pub fn state(&self) -> PortState {
+        self.state
+    }
+
     /// Whether the packets belong to this side now.
     pub fn is_ready(&mut self) -> bool {
         if self.state.phase == Phase::Waiting {
@@ -201,7 +206,8 @@ impl<'c, R: Role> Port<'c, R> {
         Poll::Ready(())
     }
 
-    pub(super) fn lanes(&self) -> impl Iterator<Item = Lane<'c>> + use<'c, R> {
+    /// The packets of the active lanes, whoever owns them now.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = Lane<'c>> + use<'c, R> {
         let (channel, index) = (self.channel, self.state.index);
         self.state.mask.iter().map(move |lane| channel.lane(index, lane))
     }
@@ -290,7 +296,7 @@ impl Port<'_, Device> {
 
 /// What a server finds when a client has handed a port over.
 #[derive(Debug)]
-pub enum Request<'c> {
+pub enum Incoming<'c> {
     /// A new conversation with this opcode, if the interface knows the number.
     New(Opcode, Port<'c, Host>),
     /// A packet of a conversation that is over on this side.
@@ -304,7 +310,7 @@ pub enum Request<'c> {
 /// The opcode that a server writes into the header of a conversation it has accepted.
 const CROSSED_OUT: u32 = u32::MAX;
 
-impl<'c> Request<'c> {
+impl<'c> Incoming<'c> {
     /// Takes over port `index` when its client has handed it over. `out` is what the server
     /// last wrote into its mailbox, zero at first.
     ///
@@ -324,9 +330,9 @@ impl<'c> Request<'c> {
         Some(match opcode {
             Some(opcode) => {
                 channel.set_opcode_and_status(index, CROSSED_OUT, 0);
-                Request::New(opcode, port)
+                Incoming::New(opcode, port)
             }
-            None => Request::Stray(port),
+            None => Incoming::Stray(port),
         })
     }
 
@@ -346,18 +352,8 @@ impl<'c> Port<'c, Host> {
         Port::new(channel, state, None)
     }
 
-    /// What to keep until the conversation goes on.
-    pub fn state(&self) -> PortState {
-        self.state
-    }
-
-    /// The packets of the active lanes while this side owns them, to read or to change in place.
-    pub fn owned_lanes(&self) -> Option<impl Iterator<Item = Lane<'c>> + use<'c>> {
-        (!self.state.is_waiting()).then(|| self.lanes())
-    }
-
     /// Ends the conversation: the client owns the port afterwards. Returns the mailbox's value,
-    /// which the next [`Request::try_accept`] needs.
+    /// which the next [`Incoming::try_accept`] needs.
     pub fn close(mut self) -> u32 {
         if !self.state.is_waiting() {
             self.hand_over();
@@ -369,23 +365,25 @@ impl<'c> Port<'c, Host> {
     /// Ends the conversation with a refusal: clears the packets, leaves the status, closes.
     ///
     /// While the client owns the port nothing can be said to it; what it sends next is a
-    /// [`Request::Stray`].
+    /// [`Incoming::Stray`].
     pub fn refuse(self, status: Status) -> u32 {
-        if let Some(lanes) = self.owned_lanes() {
-            lanes.for_each(|lane| lane.clear());
-            let channel = &self.channel;
-            channel.set_opcode_and_status(self.state.index, CROSSED_OUT, status.to_wire());
+        if !self.state.is_waiting() {
+            self.leave(status);
         }
         self.close()
     }
 
-    /// Refuses a [stray packet](Request::Stray): as [`refuse`](Self::refuse), but its conversation
+    /// Refuses a [stray packet](Incoming::Stray): as [`refuse`](Self::refuse), but its conversation
     /// has been counted as ended already.
     pub fn refuse_stray(mut self, status: Status) -> u32 {
-        self.lanes().for_each(|lane| lane.clear());
-        self.channel.set_opcode_and_status(self.state.index, CROSSED_OUT, status.to_wire());
+        self.leave(status);
         self.hand_over();
         self.state.out
+    }
+
+    fn leave(&self, status: Status) {
+        self.lanes().for_each(|lane| lane.clear());
+        self.channel.set_opcode_and_status(self.state.index, CROSSED_OUT, status.to_wire());
     }
 }
 
@@ -429,8 +427,8 @@ mod tests {
         }
 
         fn accept(&self, out: u32) -> Port<'_, Host> {
-            match Request::try_accept(self.channel(), 0, out) {
-                Some(Request::New(Opcode(7), port)) => port,
+            match Incoming::try_accept(self.channel(), 0, out) {
+                Some(Incoming::New(Opcode(7), port)) => port,
                 other => panic!("{other:?}"),
             }
         }
@@ -535,7 +533,7 @@ mod tests {
         let mut client = memory.open().unwrap().send(nothing);
         let out = memory.accept(0).close();
         assert!(client.try_send(nothing).is_ready(), "the close looked like an acknowledgement");
-        let Some(Request::Stray(port)) = Request::try_accept(memory.channel(), 0, out) else {
+        let Some(Incoming::Stray(port)) = Incoming::try_accept(memory.channel(), 0, out) else {
             panic!("taken for a request");
         };
         port.refuse_stray(Status::Protocol);
@@ -547,11 +545,11 @@ mod tests {
     fn a_port_is_new_again_only_after_an_open() {
         let memory = Memory::new();
         let client = memory.open().unwrap().send(nothing);
-        assert!(Request::is_new(memory.channel(), 0));
+        assert!(Incoming::is_new(memory.channel(), 0));
         memory.accept(0).close();
-        assert!(!Request::is_new(memory.channel(), 0));
+        assert!(!Incoming::is_new(memory.channel(), 0));
         client.close();
         memory.open().unwrap().close();
-        assert!(Request::is_new(memory.channel(), 0));
+        assert!(Incoming::is_new(memory.channel(), 0));
     }
 }

@@ -32,7 +32,9 @@ pub const fn packets(longest: u64) -> u64 {
 #[non_exhaustive]
 pub enum StreamError {
     /// The lengths that the peer announced add up to more than the limit.
-    #[error("lane {lane} announced {length} bytes, which takes the stream over its limit of {limit} bytes")]
+    #[error(
+        "lane {lane} announced {length} bytes, which takes the stream over its limit of {limit} bytes"
+    )]
     TooLong {
         /// The lane whose length went over the limit.
         lane: u32,
@@ -148,10 +150,7 @@ impl StreamReceiver {
                 }
                 self.packets = packets(longest(port.mask(), remaining, self.limit)?);
                 port.lanes().for_each(|lane| Self::take(remaining, lane, 8, &mut sink));
-            } else if port
-                .try_recv(|lane| Self::take(remaining, lane, 0, &mut sink))
-                .is_pending()
-            {
+            } else if port.try_recv(|lane| Self::take(remaining, lane, 0, &mut sink)).is_pending() {
                 return Poll::Pending;
             }
             self.next += 1;
@@ -259,8 +258,7 @@ impl FixedReceiver {
     ) -> Poll<()> {
         while self.next < fixed_packets(self.size) {
             let length = (self.size - self.next as usize * PACKET_SIZE).min(PACKET_SIZE);
-            let received =
-                port.try_recv(|lane| sink(lane.index(), &lane.load().bytes()[..length]));
+            let received = port.try_recv(|lane| sink(lane.index(), &lane.load().bytes()[..length]));
             if received.is_pending() {
                 return Poll::Pending;
             }

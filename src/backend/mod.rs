@@ -1,0 +1,283 @@
+//! Memory that the device and the host both see.
+//!
+//! A [`SharedAllocator`] hands out blocks that have two addresses, one for each side.
+//! [`SharedBox`] owns a block and gives it back to the allocator it came from, so that
+//! a server which fails half-way through its construction keeps nothing.
+//!
+//! - [`HostAllocator`](host::HostAllocator): memory of this process, for simulation, tests and
+//!   CPU clients (feature `host`, on by default).
+//!
+//! # Deadlocks to know of
+//!
+//! Driver calls that allocate or free device-visible memory may wait for running kernels. A
+//! kernel that waits for its host at the same time waits for ever. So this crate allocates when a
+//! server is built, frees when it is dropped, and does neither while it serves.
+#![allow(unsafe_code)]
+
+use core::alloc::Layout;
+use core::fmt;
+use core::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::protocol::layout::DOORBELL_SIZE;
+use crate::protocol::{Channel, ClientPointers};
+
+#[cfg(all(feature = "host", unix))]
+pub mod host;
+
+/// An address in the device's view of memory. Never dereferenced by the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceAddress(pub u64);
+
+impl fmt::LowerHex for DeviceAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::LowerHex::fmt(&self.0, f)
+    }
+}
+
+/// What a block is for, so that a backend can place it where it is cheapest to poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Purpose {
+    /// Flags that the host writes and the device polls.
+    DevicePolledFlags,
+    /// Flags that the device writes and the host polls.
+    HostPolledFlags,
+    /// Headers and packets, which both sides read and write.
+    Packets,
+    /// The doorbell of LLVM's main branch: the device counts open ports in it.
+    Doorbell,
+}
+
+/// A piece of memory that both sides see, without an owner.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedBlock {
+    /// Where the host finds it.
+    pub host: NonNull<u8>,
+    /// Where the device finds it. May differ from the host's address.
+    pub device: DeviceAddress,
+    /// The size and alignment that were asked for.
+    pub layout: Layout,
+}
+
+/// A source of memory that the device and the host both see.
+///
+/// # Safety
+/// The crate reads and writes what `allocate` returns through atomics of up to 64 bits. So a
+/// block's host address has to be valid for reads and writes of `layout.size()` bytes until it is
+/// deallocated, aligned to `layout.align()`, zeroed, and not part of any other live block. The
+/// device address must mean the same memory on the device.
+pub unsafe trait SharedAllocator: Send + Sync {
+    /// Why memory cannot be had.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Takes zeroed memory that both sides see.
+    ///
+    /// # Errors
+    /// When there is none; nothing has been taken then.
+    fn allocate(&self, layout: Layout, purpose: Purpose) -> Result<SharedBlock, Self::Error>;
+
+    /// Takes a block back. Called once for each block, possibly on another thread.
+    ///
+    /// # Safety
+    /// `block` came from `allocate` of the same allocator, was not deallocated before, and neither
+    /// side uses it any more.
+    unsafe fn deallocate(&self, block: SharedBlock);
+}
+
+/// The owner of a [`SharedBlock`]: gives it back when dropped.
+#[derive(Debug)]
+pub struct SharedBox<A: SharedAllocator> {
+    allocator: Arc<A>,
+    block: SharedBlock,
+}
+
+// SAFETY: a SharedBox is an address, not a borrow: the block belongs to no thread, the trait says
+// that it may be deallocated on another one, and the allocator is Send and Sync by the trait.
+unsafe impl<A: SharedAllocator> Send for SharedBox<A> {}
+// SAFETY: as above; a shared SharedBox gives out addresses only.
+unsafe impl<A: SharedAllocator> Sync for SharedBox<A> {}
+
+impl<A: SharedAllocator> SharedBox<A> {
+    /// Allocates a block and owns it.
+    ///
+    /// # Errors
+    /// The allocator's.
+    pub fn new(allocator: Arc<A>, layout: Layout, purpose: Purpose) -> Result<Self, A::Error> {
+        let block = allocator.allocate(layout, purpose)?;
+        Ok(SharedBox { allocator, block })
+    }
+
+    /// Where the device finds the block.
+    pub fn device(&self) -> DeviceAddress {
+        self.block.device
+    }
+
+    /// Where the host finds the block. Other processors write there: use atomics.
+    pub fn host(&self) -> NonNull<u8> {
+        self.block.host
+    }
+
+    /// The size in bytes.
+    pub fn size(&self) -> usize {
+        self.block.layout.size()
+    }
+}
+
+impl<A: SharedAllocator> Drop for SharedBox<A> {
+    fn drop(&mut self) {
+        // SAFETY: the block came from this allocator in `new` and is given back once, here. Views
+        // of it borrow this box.
+        unsafe { self.allocator.deallocate(self.block) }
+    }
+}
+
+/// All shared memory of one server, and the channel over it.
+#[derive(Debug)]
+pub(crate) struct SharedMemory<A: SharedAllocator> {
+    channel: Channel<'static>,
+    pointers: ClientPointers,
+    allocator: Arc<A>,
+    _blocks: [SharedBox<A>; 3],
+    _doorbell: Option<SharedBox<A>>,
+}
+
+/// Doorbell block words: pointers to the counter and to the event mailbox, the event number, then
+/// the two words that the pointers mean (PROTOCOL.md §2.9).
+const DOORBELL_COUNTER: usize = 32;
+const DOORBELL_MAILBOX: usize = 40;
+
+impl<A: SharedAllocator> SharedMemory<A> {
+    pub(crate) fn new(
+        allocator: Arc<A>,
+        layout: crate::protocol::Layout,
+    ) -> Result<Self, A::Error> {
+        // Cache lines apart, and whole ones: the two rows of flags have different writers.
+        let aligned = |size: usize| {
+            Layout::from_size_align(size, 128)
+                .expect("sizes are bounded by the layout")
+                .pad_to_align()
+        };
+        let block = |size, purpose| SharedBox::new(allocator.clone(), aligned(size), purpose);
+        let primary = block(layout.mailboxes_size(), Purpose::DevicePolledFlags)?;
+        let secondary = block(layout.mailboxes_size(), Purpose::HostPolledFlags)?;
+        let packets = block(layout.packets_size(), Purpose::Packets)?;
+        let doorbell = match layout.doorbell_offset() {
+            Some(_) => Some(block(DOORBELL_SIZE, Purpose::Doorbell)?),
+            None => None,
+        };
+        if let Some(doorbell) = &doorbell {
+            let words =
+                [DOORBELL_COUNTER, DOORBELL_MAILBOX].map(|at| doorbell.device().0 + at as u64);
+            let at = doorbell.host().cast::<u64>();
+            // SAFETY: the block has 64 bytes at least, aligned to 8, and nobody else has its
+            // address yet.
+            unsafe { at.cast::<[u64; 2]>().write(words) }
+        }
+        let pointers = ClientPointers {
+            doorbell: doorbell.as_ref().map_or(0, |doorbell| doorbell.device().0),
+            inbox: primary.device().0,
+            outbox: secondary.device().0,
+            headers: packets.device().0,
+            packets: packets.device().0 + first_packet(&layout) as u64,
+        };
+        // SAFETY: the blocks are as large and aligned as asked for, zeroed, and used by nobody
+        // else, which the trait promises; they live as long as `self`, which lends the channel out
+        // for its own borrow only. All access goes through the channel's atomics.
+        let channel = unsafe {
+            Channel::from_raw(
+                layout,
+                primary.host().as_ptr().cast(),
+                secondary.host().as_ptr().cast(),
+                packets.host().as_ptr().cast(),
+                doorbell.as_ref().map(|block| block.host().as_ptr().add(DOORBELL_COUNTER).cast()),
+            )
+        };
+        let blocks = [primary, secondary, packets];
+        Ok(SharedMemory { channel, pointers, allocator, _blocks: blocks, _doorbell: doorbell })
+    }
+
+    pub(crate) fn channel(&self) -> Channel<'_> {
+        self.channel
+    }
+
+    pub(crate) fn pointers(&self) -> &ClientPointers {
+        &self.pointers
+    }
+
+    pub(crate) fn allocator(&self) -> &Arc<A> {
+        &self.allocator
+    }
+}
+
+/// Where packets begin in the packet block, as clients want it: at the first lane's packet where
+/// headers stand apart, at the first header where they stand in front of each port's packets.
+fn first_packet(layout: &crate::protocol::Layout) -> usize {
+    if layout.header_offset(1) - layout.header_offset(0) == 16 {
+        layout.packet_offset(0, 0) - layout.packets_offset()
+    } else {
+        0
+    }
+}
+
+/// Memory that lends a channel out, whatever allocator it came from.
+pub(crate) trait ChannelOwner: Send + Sync {
+    fn channel(&self) -> Channel<'_>;
+}
+
+impl<A: SharedAllocator> ChannelOwner for SharedMemory<A> {
+    fn channel(&self) -> Channel<'_> {
+        self.channel()
+    }
+}
+
+#[cfg(all(test, feature = "host", unix))]
+mod tests {
+    use super::host::HostAllocator;
+    use super::*;
+    use crate::protocol::atomic::AtomicU32;
+    use crate::protocol::{Abi, Incoming, LaneMask, LaneWidth, Locks, OpenedPort, PortCount};
+
+    fn memory(abi: Abi) -> SharedMemory<HostAllocator> {
+        let (ports, lanes) = (PortCount::new(3).unwrap(), LaneWidth::new(2).unwrap());
+        let layout = crate::protocol::Layout::new(abi, ports, lanes).unwrap();
+        SharedMemory::new(Arc::new(HostAllocator), layout).unwrap()
+    }
+
+    #[test]
+    fn clients_find_the_packets_where_the_layout_says() {
+        let classic = memory(Abi::Llvm20);
+        let pointers = classic.pointers();
+        assert_eq!(pointers.packets - pointers.headers, 3 * 16);
+        assert_eq!(pointers.doorbell, 0);
+        let old = memory(Abi::Llvm17);
+        assert_eq!(old.pointers().packets, old.pointers().headers);
+    }
+
+    #[test]
+    fn the_doorbell_counts_open_ports() {
+        let memory = memory(Abi::LlvmMain);
+        let block = memory._doorbell.as_ref().unwrap();
+        let word = |at: usize| {
+            // SAFETY: the block has 64 bytes, aligned to 8, and lives in `memory`.
+            unsafe { block.host().cast::<u64>().add(at / 8).as_ref() }
+        };
+        assert_eq!(*word(0), block.device().0 + 32);
+        assert_eq!(*word(8), block.device().0 + 40);
+        let locks = [AtomicU32::new(0)];
+        let locks = Locks::new(&locks);
+        let open =
+            |port| OpenedPort::try_open(memory.channel(), locks, port, 1, LaneMask(1)).unwrap();
+        open(0).close();
+        assert_eq!(*word(32), 0, "closed without sending");
+        let client = open(0).send(|_| ());
+        let _other = open(1).send(|_| ());
+        assert_eq!(*word(32), 2);
+        let Some(Incoming::New(_, port)) = Incoming::try_accept(memory.channel(), 0, 0) else {
+            panic!("the request is not there")
+        };
+        port.close();
+        assert_eq!(*word(32), 1);
+        drop(client);
+    }
+}

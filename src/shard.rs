@@ -1,0 +1,471 @@
+//! The ports that one thread polls: scan, dispatch, and the conversations in flight.
+//!
+//! A pass has two halves. The *scan* compares every client mailbox with the value that
+//! was last seen there; a change means that the client handed its port over, which
+//! begins a conversation or wakes the one that waits. Then every conversation that was
+//! woken takes one step. So no conversation holds up another, and each ready port is
+//! served once a pass whatever its number.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+
+use crate::call::panic_message;
+use crate::error::{Cause, ConversationError, HandlerError, WaitingFor};
+use crate::handler::{HandlerFuture, Handling, Request};
+use crate::protocol::atomic::AtomicU32;
+use crate::protocol::{Channel, Host, Incoming, Opcode, Port, Status};
+use crate::registry::{Registry, Table};
+use crate::server::Conversation;
+use crate::state::{Caller, Core, PortWaker, ReadyQueue};
+use crate::stats::Counters;
+
+/// Mailboxes in a cache line. A shard takes whole lines, so that threads do not share any.
+const LINE: u32 = 16;
+
+/// How long a conversation may make no progress.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadlines {
+    pub(crate) device: Option<Duration>,
+    pub(crate) handler: Option<Duration>,
+}
+
+/// What a pass needs from its server.
+pub(crate) struct Pass<'a> {
+    pub(crate) core: &'a Arc<Core>,
+    pub(crate) channel: Channel<'a>,
+    pub(crate) registry: &'a Registry,
+    pub(crate) counters: &'a CachePadded<Counters>,
+    pub(crate) deadlines: Deadlines,
+    pub(crate) report: &'a dyn Fn(ConversationError),
+}
+
+/// A port's own notes.
+struct Entry {
+    /// What the server last wrote into its mailbox; unused while a conversation is in flight.
+    out: u32,
+    /// The last conversation's opcode, and how it was refused, for packets that come after its end.
+    opcode: Opcode,
+    refused: Option<Status>,
+    task: Option<Task>,
+    waker: Option<(Arc<PortWaker>, Waker)>,
+}
+
+/// A conversation in flight.
+struct Task {
+    future: HandlerFuture,
+    caller: Caller,
+    began: Duration,
+    /// When it last made progress.
+    moved: Duration,
+}
+
+pub(crate) struct Shard {
+    number: u32,
+    of: u32,
+    seen: Vec<u32>,
+    entries: Vec<Entry>,
+    ready: Arc<ReadyQueue>,
+    table: Arc<Table>,
+    version: u64,
+    in_flight: usize,
+    next_deadline: Duration,
+    /// Kept to be used again.
+    changed: Vec<(u32, u32)>,
+    woken: Vec<u32>,
+}
+
+impl Shard {
+    /// Shard `number` of `of`: every `of`-th line of mailboxes.
+    pub(crate) fn new(number: u32, of: u32, ports: u32, registry: &Registry) -> Self {
+        let lines = (number..ports.div_ceil(LINE)).step_by(of as usize);
+        let count: u32 = lines.map(|line| LINE.min(ports - line * LINE)).sum();
+        let entry = |_| Entry { out: 0, opcode: Opcode(0), refused: None, task: None, waker: None };
+        Shard {
+            number,
+            of,
+            seen: vec![0; count as usize],
+            entries: (0..count).map(entry).collect(),
+            ready: Arc::default(),
+            version: registry.version(),
+            table: registry.table(),
+            in_flight: 0,
+            next_deadline: Duration::MAX,
+            changed: Vec::new(),
+            woken: Vec::new(),
+        }
+    }
+
+    /// One pass. Returns how many conversations began or took a step.
+    pub(crate) fn poll(&mut self, pass: &Pass<'_>) -> usize {
+        pass.counters.passes.add(1);
+        self.scan(pass.channel.secondary());
+        self.ready.take(&mut self.woken);
+        if self.changed.is_empty() && self.woken.is_empty() && self.in_flight == 0 {
+            return 0;
+        }
+        if self.version != pass.registry.version() {
+            self.version = pass.registry.version();
+            self.table = pass.registry.table();
+        }
+        let mut served = 0;
+        let mut changed = std::mem::take(&mut self.changed);
+        for (index, value) in changed.drain(..) {
+            self.seen[index as usize] = value;
+            served += self.handed_over(pass, index, value);
+        }
+        self.changed = changed;
+        self.ready.take(&mut self.woken);
+        let mut woken = std::mem::take(&mut self.woken);
+        for port in woken.drain(..) {
+            let index = self.index(port);
+            if let Some((waker, _)) = &self.entries[index as usize].waker {
+                waker.unqueue();
+            }
+            served += self.step(pass, index);
+        }
+        self.woken = woken;
+        if self.in_flight > 0 {
+            if pass.core.closed.load(Ordering::Acquire) {
+                served += self.end_all(pass);
+            } else if pass.core.clock.now() >= self.next_deadline {
+                served += self.expire(pass);
+            }
+        }
+        served
+    }
+
+    /// Whether somebody has woken a conversation since the last pass.
+    pub(crate) fn has_woken(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Whether any conversation waits for its handler rather than for the device.
+    pub(crate) fn is_working(&self, core: &Core) -> bool {
+        self.in_flight > 0
+            && self.tasks().any(|task| waiting_for(core, task.caller.port) == WaitingFor::Handler)
+    }
+
+    /// The conversations in flight.
+    pub(crate) fn conversations(&self, core: &Core) -> Vec<Conversation> {
+        let now = core.clock.now();
+        let describe = |task: &Task| Conversation {
+            opcode: task.caller.opcode,
+            port: task.caller.port,
+            lanes: task.caller.mask,
+            age: now.saturating_sub(task.began),
+            waiting_for: waiting_for(core, task.caller.port),
+        };
+        self.tasks().map(describe).collect()
+    }
+
+    /// Ends every conversation in flight because the server shuts down.
+    pub(crate) fn end_all(&mut self, pass: &Pass<'_>) -> usize {
+        let ended = self.in_flight;
+        for index in 0..self.entries.len() as u32 {
+            if self.entries[index as usize].task.is_some() {
+                self.end(pass, index, Err(Cause::ShutDown));
+            }
+        }
+        ended
+    }
+
+    /// Drops every conversation in flight without a word to the device: its memory is going.
+    pub(crate) fn abandon(&mut self, core: &Core) {
+        for task in self.entries.iter_mut().filter_map(|entry| entry.task.take()) {
+            core.slots[task.caller.port as usize].lock().end();
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
+        }
+    }
+
+    fn tasks(&self) -> impl Iterator<Item = &Task> {
+        self.entries.iter().filter_map(|entry| entry.task.as_ref())
+    }
+
+    /// The port of an entry: lines of a shard stand `of` lines apart.
+    fn port(&self, index: u32) -> u32 {
+        (index / LINE * self.of + self.number) * LINE + index % LINE
+    }
+
+    fn index(&self, port: u32) -> u32 {
+        (port / LINE - self.number) / self.of * LINE + port % LINE
+    }
+
+    /// Notes every mailbox that differs from what was seen there last.
+    fn scan(&mut self, mailboxes: &[AtomicU32]) {
+        for (line, seen) in self.seen.chunks(LINE as usize).enumerate() {
+            let first = (line * self.of as usize + self.number as usize) * LINE as usize;
+            let mailboxes = &mailboxes[first..first + seen.len()];
+            let differ = mailboxes.iter().zip(seen).fold(0, |differ, (mailbox, seen)| {
+                differ | (mailbox.load(Ordering::Relaxed) ^ seen)
+            });
+            if differ != 0 {
+                for (offset, (mailbox, &seen)) in mailboxes.iter().zip(seen).enumerate() {
+                    let value = mailbox.load(Ordering::Relaxed);
+                    if value != seen {
+                        self.changed.push((line as u32 * LINE + offset as u32, value));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A client has flipped its mailbox.
+    fn handed_over(&mut self, pass: &Pass<'_>, index: u32, value: u32) -> usize {
+        let port = self.port(index);
+        if self.entries[index as usize].task.is_some() {
+            let mut slot = pass.core.slots[port as usize].lock();
+            let expected =
+                slot.state.is_some_and(|state| state.is_waiting() && state.out() != value);
+            if !expected {
+                return 0;
+            }
+            if !Incoming::is_new(pass.channel, port) {
+                slot.moved = true;
+                let waker = slot.waker.take();
+                drop(slot);
+                match waker {
+                    Some(waker) if self.is_own(index, &waker) => return self.step(pass, index),
+                    Some(waker) => waker.wake(),
+                    None => {}
+                }
+                return 0;
+            }
+            drop(slot);
+            self.end(pass, index, Err(Cause::ReadTooMuch));
+        }
+        let entry = &mut self.entries[index as usize];
+        match Incoming::try_accept(pass.channel, port, entry.out) {
+            None => 0,
+            Some(Incoming::New(opcode, port)) => {
+                self.begin(pass, index, opcode, port);
+                1
+            }
+            Some(Incoming::Stray(port)) => {
+                pass.counters.strays.add(1);
+                if entry.refused.is_none() {
+                    (pass.report)(ConversationError {
+                        opcode: entry.opcode,
+                        port: port.index(),
+                        lane: None,
+                        cause: Cause::ReadTooLittle,
+                    });
+                }
+                let status = *entry.refused.get_or_insert(Status::Protocol);
+                entry.out = port.refuse_stray(status);
+                1
+            }
+        }
+    }
+
+    /// Gives a new conversation to its handler.
+    fn begin(&mut self, pass: &Pass<'_>, index: u32, opcode: Opcode, port: Port<'_, Host>) {
+        pass.counters.accepted.add(1);
+        let caller = Caller { opcode, port: port.index(), mask: port.mask() };
+        self.entries[index as usize].opcode = opcode;
+        if pass.core.closed.load(Ordering::Acquire) {
+            return self.finish(pass, index, caller, port, Err(Cause::ShutDown));
+        }
+        let Some(handler) = self.table.find(opcode) else {
+            return self.finish(pass, index, caller, port, Err(Cause::UnknownOpcode));
+        };
+        let detached = Cell::new(false);
+        let (channel, number) = (pass.channel, caller.port);
+        let request = Request {
+            core: pass.core,
+            caller,
+            state: port.state(),
+            lanes: &move |lane| channel.lane(number, lane),
+            detached: &detached,
+        };
+        let handled = catch_unwind(AssertUnwindSafe(|| handler.handle(request)));
+        let slot = &pass.core.slots[caller.port as usize];
+        let outcome = match handled {
+            Ok(Ok(Handling::Async(future))) => {
+                if !detached.get() {
+                    slot.lock().begin(port.state());
+                }
+                return self.install(pass, index, caller, future);
+            }
+            Ok(Ok(Handling::Done)) => Ok(()),
+            Ok(Err(error)) => Err(Cause::Handler(error)),
+            Err(panic) => Err(Cause::Panicked(panic_message(&*panic))),
+        };
+        // A handler may have detached the conversation and finished all the same.
+        let state = if detached.get() { slot.lock().end() } else { None };
+        let port = Port::resume(pass.channel, state.unwrap_or(port.state()));
+        self.finish(pass, index, caller, port, outcome);
+    }
+
+    fn install(&mut self, pass: &Pass<'_>, index: u32, caller: Caller, future: HandlerFuture) {
+        let now = pass.core.clock.now();
+        let ready = &self.ready;
+        let entry = &mut self.entries[index as usize];
+        entry.task = Some(Task { future, caller, began: now, moved: now });
+        entry.waker.get_or_insert_with(|| {
+            let waker = PortWaker::new(caller.port, ready.clone(), pass.core);
+            (waker.clone(), Waker::from(waker))
+        });
+        self.in_flight += 1;
+        self.step(pass, index);
+    }
+
+    /// Lets a conversation go on.
+    fn step(&mut self, pass: &Pass<'_>, index: u32) -> usize {
+        let entry = &mut self.entries[index as usize];
+        let (Some(task), Some((_, waker))) = (&mut entry.task, &entry.waker) else {
+            return 0;
+        };
+        let mut waiting = Context::from_waker(waker);
+        let polled = catch_unwind(AssertUnwindSafe(|| task.future.as_mut().poll(&mut waiting)));
+        let outcome = match polled {
+            Ok(Poll::Pending) => {
+                let now = pass.core.clock.now();
+                task.moved = now;
+                pass.core.slots[task.caller.port as usize].lock().moved = false;
+                self.next_deadline = self.next_deadline.min(pass.deadlines.next_look(now));
+                return 1;
+            }
+            Ok(Poll::Ready(outcome)) => outcome.map_err(Cause::Handler),
+            Err(panic) => Err(Cause::Panicked(panic_message(&*panic))),
+        };
+        self.end(pass, index, outcome);
+        1
+    }
+
+    /// Ends a conversation in flight: drops its future, takes the port back.
+    fn end(&mut self, pass: &Pass<'_>, index: u32, outcome: Result<(), Cause>) {
+        let Some(task) = self.entries[index as usize].task.take() else {
+            return;
+        };
+        self.in_flight -= 1;
+        if self.in_flight == 0 {
+            self.next_deadline = Duration::MAX;
+        }
+        let caller = task.caller;
+        // First the slot: from here on, no call can touch the port.
+        let state = pass.core.slots[caller.port as usize].lock().end();
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(task)));
+        let outcome = match (outcome, dropped) {
+            (Ok(()), Err(panic)) => Err(Cause::Panicked(panic_message(&*panic))),
+            (outcome, _) => outcome,
+        };
+        if let Some(state) = state {
+            let port = Port::resume(pass.channel, state);
+            self.finish(pass, index, caller, port, outcome);
+        }
+    }
+
+    /// Closes the port of a conversation that is over, and says how it went.
+    fn finish(
+        &mut self,
+        pass: &Pass<'_>,
+        index: u32,
+        caller: Caller,
+        port: Port<'_, Host>,
+        outcome: Result<(), Cause>,
+    ) {
+        let entry = &mut self.entries[index as usize];
+        match outcome {
+            Ok(()) => {
+                pass.counters.completed.add(1);
+                entry.refused = None;
+                entry.out = port.close();
+            }
+            Err(cause) => {
+                pass.counters.count(&cause);
+                entry.refused = Some(cause.status());
+                entry.out = port.refuse(cause.status());
+                let lane = match &cause {
+                    Cause::Handler(error) => HandlerError::lane(error),
+                    _ => None,
+                };
+                let Caller { opcode, port, .. } = caller;
+                (pass.report)(ConversationError { opcode, port, lane, cause });
+            }
+        }
+    }
+
+    /// Ends what has made no progress for too long, and finds out when to look again.
+    fn expire(&mut self, pass: &Pass<'_>) -> usize {
+        let now = pass.core.clock.now();
+        self.next_deadline = Duration::MAX;
+        let mut expired = 0;
+        for index in 0..self.entries.len() as u32 {
+            let Some(task) = &mut self.entries[index as usize].task else {
+                continue;
+            };
+            let waiting = {
+                let mut slot = pass.core.slots[task.caller.port as usize].lock();
+                if std::mem::take(&mut slot.moved) {
+                    // On a thread of the pool, since the last look.
+                    task.moved = now;
+                }
+                slot.state.is_some_and(|state| state.is_waiting())
+            };
+            let limit = pass.deadlines.limit(waiting).unwrap_or(Duration::MAX);
+            let waited = now.saturating_sub(task.moved);
+            if waited >= limit {
+                let on = if waiting { WaitingFor::Device } else { WaitingFor::Handler };
+                self.end(pass, index, Err(Cause::DeadlineExpired { waited, on }));
+                expired += 1;
+            } else {
+                let deadline = task.moved.saturating_add(limit).min(pass.deadlines.next_look(now));
+                self.next_deadline = self.next_deadline.min(deadline);
+            }
+        }
+        expired
+    }
+
+    fn is_own(&self, index: u32, waker: &Waker) -> bool {
+        let own = self.entries[index as usize].waker.as_ref();
+        own.is_some_and(|(_, own)| own.will_wake(waker))
+    }
+}
+
+impl Deadlines {
+    fn limit(self, waiting_for_device: bool) -> Option<Duration> {
+        if waiting_for_device { self.device } else { self.handler }
+    }
+
+    /// When to look again at a conversation that moved now. A handler on another thread may pass
+    /// the turn to the device unseen, so the shorter deadline counts.
+    fn next_look(self, now: Duration) -> Duration {
+        let shortest = self.device.into_iter().chain(self.handler).min();
+        shortest.map_or(Duration::MAX, |shortest| now.saturating_add(shortest))
+    }
+}
+
+fn waiting_for(core: &Core, port: u32) -> WaitingFor {
+    let state = core.slots[port as usize].lock().state;
+    match state {
+        Some(state) if state.is_waiting() => WaitingFor::Device,
+        _ => WaitingFor::Handler,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_share_the_ports_by_cache_line() {
+        for (ports, of) in [(1, 1), (16, 2), (100, 3), (4096, 4)] {
+            let mut all = Vec::new();
+            for number in 0..of {
+                let shard = Shard::new(number, of, ports, &Registry::new());
+                for index in 0..shard.entries.len() as u32 {
+                    assert_eq!(shard.index(shard.port(index)), index);
+                    all.push(shard.port(index));
+                }
+            }
+            all.sort_unstable();
+            assert!(all.iter().copied().eq(0..ports), "{ports} ports in {of} shards");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! What a server shares with the calls it has given to handlers.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::backend::ChannelOwner;
+use crate::clock::Clock;
+use crate::protocol::{LaneMask, LaneWidth, Opcode, PortState};
+
+/// The part of a server that outlives a poll. Calls hold it; the server owns it.
+pub(crate) struct Core {
+    /// Gone once the server has been dropped, so that a forgotten call keeps no device memory.
+    pub(crate) memory: Weak<dyn ChannelOwner>,
+    pub(crate) slots: Box<[Mutex<Slot>]>,
+    pub(crate) lanes: LaneWidth,
+    pub(crate) stream_limit: u64,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) bell: Bell,
+    pub(crate) closed: AtomicBool,
+    exit: Mutex<Option<ExitRequest>>,
+}
+
+/// Where the conversation of a port stands while a handler has it.
+#[derive(Default)]
+pub(crate) struct Slot {
+    /// Counts beginnings and ends, so that a call of an earlier conversation is recognised.
+    pub(crate) generation: u64,
+    pub(crate) state: Option<PortState>,
+    /// Who wants to know when the device hands the port over.
+    pub(crate) waker: Option<Waker>,
+    /// Whether the port changed hands since the server last looked.
+    pub(crate) moved: bool,
+}
+
+impl Slot {
+    /// Begins a conversation and returns its generation.
+    pub(crate) fn begin(&mut self, state: PortState) -> u64 {
+        self.generation += 1;
+        self.state = Some(state);
+        self.moved = true;
+        self.generation
+    }
+
+    /// Ends it: its calls can do nothing any more.
+    pub(crate) fn end(&mut self) -> Option<PortState> {
+        self.generation += 1;
+        self.waker = None;
+        self.state.take()
+    }
+}
+
+/// A device program's wish to end, with the status it chose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExitRequest {
+    /// The exit status.
+    pub status: i32,
+    /// Whether the program aborted instead of exiting.
+    pub aborted: bool,
+    /// The port that asked.
+    pub port: u32,
+    /// The lane whose status it is.
+    pub lane: u32,
+}
+
+impl Core {
+    pub(crate) fn new(
+        memory: Weak<dyn ChannelOwner>,
+        ports: u32,
+        lanes: LaneWidth,
+        stream_limit: u64,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        Core {
+            memory,
+            slots: (0..ports).map(|_| Mutex::default()).collect(),
+            lanes,
+            stream_limit,
+            clock,
+            bell: Bell::default(),
+            closed: AtomicBool::new(false),
+            exit: Mutex::new(None),
+        }
+    }
+
+    /// Keeps the first request.
+    pub(crate) fn request_exit(&self, request: ExitRequest) {
+        self.exit.lock().get_or_insert(request);
+        self.bell.ring();
+    }
+
+    pub(crate) fn exit_request(&self) -> Option<ExitRequest> {
+        *self.exit.lock()
+    }
+}
+
+/// What a handler may know of its conversation besides the packets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    pub(crate) opcode: Opcode,
+    pub(crate) port: u32,
+    pub(crate) mask: LaneMask,
+}
+
+/// Wakes a sleeping worker. A ring that nobody hears is remembered.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    rung: AtomicBool,
+    sleepers: Mutex<()>,
+    heard: Condvar,
+}
+
+impl Bell {
+    pub(crate) fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // With the lock held, a sleeper is either before its check or inside its wait.
+            drop(self.sleepers.lock());
+            self.heard.notify_all();
+        }
+    }
+
+    /// Sleeps until somebody rings, at most `time`.
+    pub(crate) fn wait(&self, time: Duration) {
+        let mut guard = self.sleepers.lock();
+        if !self.rung.swap(false, Ordering::AcqRel) {
+            self.heard.wait_for(&mut guard, time);
+            self.rung.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// The conversations of one shard that somebody has woken.
+#[derive(Debug, Default)]
+pub(crate) struct ReadyQueue {
+    any: AtomicBool,
+    ports: Mutex<Vec<u32>>,
+}
+
+impl ReadyQueue {
+    fn push(&self, port: u32) {
+        self.ports.lock().push(port);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Moves all woken ports into `into`.
+    pub(crate) fn take(&self, into: &mut Vec<u32>) {
+        if self.any.swap(false, Ordering::AcqRel) {
+            into.append(&mut self.ports.lock());
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.any.load(Ordering::Acquire)
+    }
+}
+
+/// The waker of a port's conversation. One for each port, made when it is first needed.
+pub(crate) struct PortWaker {
+    port: u32,
+    queued: AtomicBool,
+    ready: Arc<ReadyQueue>,
+    core: Weak<Core>,
+}
+
+impl PortWaker {
+    pub(crate) fn new(port: u32, ready: Arc<ReadyQueue>, core: &Arc<Core>) -> Arc<Self> {
+        Arc::new(PortWaker {
+            port,
+            queued: AtomicBool::new(false),
+            ready,
+            core: Arc::downgrade(core),
+        })
+    }
+
+    /// Takes the port off the queue: a wake from here on queues it again.
+    pub(crate) fn unqueue(&self) {
+        self.queued.store(false, Ordering::Release);
+    }
+}
+
+impl Wake for PortWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::AcqRel) {
+            self.ready.push(self.port);
+            if let Some(core) = self.core.upgrade() {
+                core.bell.ring();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_before_the_wait_is_heard() {
+        let bell = Bell::default();
+        bell.ring();
+        bell.ring();
+        bell.wait(Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn a_ring_ends_a_wait() {
+        let bell = Bell::default();
+        std::thread::scope(|scope| {
+            scope.spawn(|| bell.wait(Duration::from_secs(3600)));
+            bell.ring();
+        });
+    }
+}
