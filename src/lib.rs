@@ -1,9 +1,65 @@
-//! Host services for GPU code.
+//! Host services for GPU code: print, open files, allocate, call your own functions, from a kernel.
+//!
+//! Code on a GPU cannot do any of that, but it can write to memory that its host sees too. This
+//! crate is the host half of the conversation that follows: a [`Server`] owns mailboxes and packets
+//! in shared memory and gives each call to the [`OpcodeHandler`] that a [`Registry`] knows for its
+//! opcode. The wire is that of the LLVM C library for GPUs, so its unmodified device code works, and
+//! so does a [`Client`] in this process: handlers are tested without a GPU.
+//!
+//! # Quick start
+//!
+//! ```
+//! use hostcall::{Opcode, Registry, Simulation, libc};
+//!
+//! // The host: what device code may ask for.
+//! const SQUARE: Opcode = Opcode::new(b'x', 1);
+//! let registry = Registry::new();
+//! registry.register(libc::opcode::WRITE_TO_STDERR, libc::stderr(std::io::stderr()))?;
+//! registry.unary(SQUARE, |_, number: u64| number * number)?;
+//!
+//! // The device: a warp of 32 lanes, simulated.
+//! let report = Simulation::new(&registry).run(async |warp| {
+//!     let mut sum = 0;
+//!     warp.call(SQUARE, u64::from, |_, square: u64| sum += square).await?;
+//!     warp.write_stderr(|lane| format!("lane {lane} knows the sum is {sum}\n")).await?;
+//!     Ok(sum)
+//! })?;
+//! assert_eq!(report.outputs()?, [10416]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Where to go from here
+//!
+//! - Opcodes of your own: [`Registry`] for one-line handlers, [`OpcodeHandler`] and [`Call`] for
+//!   whole conversations.
+//! - Serving a device: [`Server::builder`], then a [`Worker`] in the background or
+//!   [`Server::poll`] in a loop of yours; [`Server::client_image`] is what the device needs.
+//! - Testing: [`Simulation`] runs device programs under a seeded scheduler.
+//! - Memory for other devices: [`SharedAllocator`].
+//! - The wire itself: [`protocol`], which needs neither `std` nor an allocator.
+//!
+//! # What holds
+//!
+//! - *No data race is undefined behaviour.* Shared memory is touched through atomics alone.
+//! - *The device is not trusted.* Masks are cut to the lane width, lengths are bounded before memory
+//!   is taken, opcodes nobody knows are answered, counted and reported.
+//! - *Nothing hangs for ever.* A conversation without progress is dropped at its deadline; one that
+//!   fails or panics ends alone, and its client is released.
+//! - *No conversation holds up another.* One thread interleaves all ports packet by packet.
+//!
+//! # Features
+//!
+//! - `host` (default): memory of this process ([`backend::host`]) and the [`Simulation`].
+//! - `std`: the server without those. Without it, [`protocol`] and [`client`] remain, for devices.
 #![cfg_attr(not(feature = "std"), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(all(test, not(feature = "std")))]
 extern crate std;
+
+#[cfg(all(doctest, feature = "host"))]
+#[doc = include_str!("../README.md")]
+mod readme {}
 
 pub mod client;
 pub mod protocol;

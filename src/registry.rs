@@ -297,6 +297,7 @@ mod tests {
     const ONE: Opcode = Opcode::new(b'x', 1);
     const TWO: Opcode = Opcode::new(b'x', 2);
 
+    #[expect(clippy::unnecessary_wraps, reason = "the shape of a handler")]
     fn done(_: Request<'_>) -> Result<Handling, HandlerError> {
         Ok(Handling::Done)
     }

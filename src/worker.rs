@@ -131,7 +131,7 @@ impl<A: SharedAllocator + 'static> WorkerBuilder<A> {
         let control = Arc::<Control>::default();
         let mut worker = Worker { server: self.server, control, threads: Vec::new() };
         for number in 0..count {
-            let shards = (number..worker.server.shards()).step_by(count).collect();
+            let shards: Vec<_> = (number..worker.server.shards()).step_by(count).collect();
             let (server, control) = (worker.server.clone(), worker.control.clone());
             let idle = self.idle;
             // Counted before it runs, so that a stop before its first instruction waits for it.
@@ -140,7 +140,7 @@ impl<A: SharedAllocator + 'static> WorkerBuilder<A> {
                 .name(self.name.clone())
                 .spawn(move || {
                     let _running = running;
-                    serve(&server, shards, idle, &control);
+                    serve(&server, &shards, idle, &control);
                 })
                 .map_err(WorkerError::Spawn)?;
             worker.threads.push(handle);
@@ -168,14 +168,14 @@ impl Drop for Running {
 
 fn serve<A: SharedAllocator + 'static>(
     server: &Server<A>,
-    shards: Vec<usize>,
+    shards: &[usize],
     idle: IdlePolicy,
     control: &Control,
 ) {
     let mut idle_since = None;
     while !control.stop.load(Ordering::Acquire) {
         let mut served = 0;
-        for &shard in &shards {
+        for &shard in shards {
             match server.poll_shard(shard) {
                 Ok(n) => served += n,
                 Err(error) => {
@@ -279,7 +279,7 @@ impl<A: SharedAllocator + 'static> fmt::Debug for Worker<A> {
         f.debug_struct("Worker")
             .field("threads", &self.threads.len())
             .field("server", &self.server)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

@@ -138,8 +138,10 @@ pub(crate) struct SharedMemory<A: SharedAllocator> {
     channel: Channel<'static>,
     pointers: ClientPointers,
     allocator: Arc<A>,
-    _blocks: [SharedBox<A>; 3],
-    _doorbell: Option<SharedBox<A>>,
+    #[expect(dead_code, reason = "owned, to be given back; used through the channel")]
+    blocks: [SharedBox<A>; 3],
+    #[cfg_attr(not(test), expect(dead_code, reason = "as the blocks"))]
+    doorbell: Option<SharedBox<A>>,
 }
 
 /// Doorbell block words: pointers to the counter and to the event mailbox, the event number, then
@@ -194,7 +196,7 @@ impl<A: SharedAllocator> SharedMemory<A> {
             )
         };
         let blocks = [primary, secondary, packets];
-        Ok(SharedMemory { channel, pointers, allocator, _blocks: blocks, _doorbell: doorbell })
+        Ok(SharedMemory { channel, pointers, allocator, blocks, doorbell })
     }
 
     pub(crate) fn channel(&self) -> Channel<'_> {
@@ -257,7 +259,7 @@ mod tests {
     #[test]
     fn the_doorbell_counts_open_ports() {
         let memory = memory(Abi::LlvmMain);
-        let block = memory._doorbell.as_ref().unwrap();
+        let block = memory.doorbell.as_ref().unwrap();
         let word = |at: usize| {
             // SAFETY: the block has 64 bytes, aligned to 8, and lives in `memory`.
             unsafe { block.host().cast::<u64>().add(at / 8).as_ref() }

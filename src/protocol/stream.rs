@@ -46,7 +46,7 @@ pub enum StreamError {
 }
 
 /// The part of a message that packet number `packet` carries.
-fn part<'d>(message: &'d [u8], packet: u64, first: usize) -> &'d [u8] {
+fn part(message: &[u8], packet: u64, first: usize) -> &[u8] {
     let range = match packet {
         0 => 0..first,
         n => {
