@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::call::Call;
 use crate::error::HandlerError;
-use crate::protocol::{Lane, LaneMask, LaneWidth, Opcode, PortState};
+use crate::protocol::{Channel, Lane, LaneMask, LaneWidth, Opcode, PortState};
 use crate::state::{Caller, Core, ExitRequest};
 
 /// The host's answer to an opcode.
@@ -82,7 +82,7 @@ pub struct Request<'a> {
     pub(crate) core: &'a Arc<Core>,
     pub(crate) caller: Caller,
     pub(crate) state: PortState,
-    pub(crate) lanes: &'a dyn Fn(u32) -> Lane<'a>,
+    pub(crate) channel: Channel<'a>,
     /// Set by `detach`.
     pub(crate) detached: &'a Cell<bool>,
 }
@@ -110,7 +110,8 @@ impl<'a> Request<'a> {
 
     /// The packets of the active lanes, lowest lane first, to read and to change in place.
     pub fn lanes(&self) -> impl Iterator<Item = Lane<'a>> + use<'a> {
-        self.caller.mask.iter().map(self.lanes)
+        let (channel, port) = (self.channel, self.caller.port);
+        self.caller.mask.iter().map(move |lane| channel.lane(port, lane))
     }
 
     /// Tells whoever runs the server that the device program wants to end.

@@ -1,5 +1,6 @@
 //! The host's end: owns the shared memory and the conversations, and serves them when polled.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -95,6 +96,8 @@ pub struct Server<A: SharedAllocator> {
     drain_limit: Duration,
     client_locks: Box<[AtomicU32]>,
     next_client: std::sync::atomic::AtomicU32,
+    /// Dropped with the server, after its conversations.
+    owned: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 /// Settings of a [`Server`].
@@ -111,6 +114,7 @@ pub struct Builder<A: SharedAllocator> {
     hook: Option<ErrorHook>,
     clock: Arc<dyn Clock>,
     drain_limit: Duration,
+    owned: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl<A: SharedAllocator + 'static> Builder<A> {
@@ -201,6 +205,14 @@ impl<A: SharedAllocator + 'static> Builder<A> {
         self
     }
 
+    /// Gives the server something to drop when it is dropped itself, after its conversations: what
+    /// handlers share and should not outlive it, such as open files.
+    #[must_use]
+    pub fn owning(mut self, value: impl Any + Send + Sync) -> Self {
+        self.owned.push(Box::new(value));
+        self
+    }
+
     /// Allocates the shared memory and makes the server.
     ///
     /// # Errors
@@ -228,6 +240,7 @@ impl<A: SharedAllocator + 'static> Builder<A> {
             drain_limit: self.drain_limit,
             client_locks: (0..Locks::words(ports.get())).map(|_| AtomicU32::new(0)).collect(),
             next_client: std::sync::atomic::AtomicU32::new(0),
+            owned: self.owned,
         })
     }
 }
@@ -253,6 +266,7 @@ impl<A: SharedAllocator + 'static> Server<A> {
             hook: None,
             clock: Arc::new(SystemClock::default()),
             drain_limit: Duration::from_secs(5),
+            owned: Vec::new(),
         }
     }
 
@@ -469,6 +483,7 @@ impl<A: SharedAllocator> Drop for Server<A> {
         for shard in &mut self.shards {
             shard.get_mut().abandon(&self.core);
         }
+        self.owned.clear();
     }
 }
 

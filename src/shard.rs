@@ -178,7 +178,7 @@ impl Shard {
     /// Drops every conversation in flight without a word to the device: its memory is going.
     pub(crate) fn abandon(&mut self, core: &Core) {
         for task in self.entries.iter_mut().filter_map(|entry| entry.task.take()) {
-            core.slots[task.caller.port as usize].lock().end();
+            core.end(task.caller.port);
             let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
         }
     }
@@ -275,12 +275,11 @@ impl Shard {
             return self.finish(pass, index, caller, port, Err(Cause::UnknownOpcode));
         };
         let detached = Cell::new(false);
-        let (channel, number) = (pass.channel, caller.port);
         let request = Request {
             core: pass.core,
             caller,
             state: port.state(),
-            lanes: &move |lane| channel.lane(number, lane),
+            channel: pass.channel,
             detached: &detached,
         };
         let handled = catch_unwind(AssertUnwindSafe(|| handler.handle(request)));
@@ -297,7 +296,7 @@ impl Shard {
             Err(panic) => Err(Cause::Panicked(panic_message(&*panic))),
         };
         // A handler may have detached the conversation and finished all the same.
-        let state = if detached.get() { slot.lock().end() } else { None };
+        let state = if detached.get() { pass.core.end(caller.port) } else { None };
         let port = Port::resume(pass.channel, state.unwrap_or(port.state()));
         self.finish(pass, index, caller, port, outcome);
     }
@@ -349,7 +348,7 @@ impl Shard {
         }
         let caller = task.caller;
         // First the slot: from here on, no call can touch the port.
-        let state = pass.core.slots[caller.port as usize].lock().end();
+        let state = pass.core.end(caller.port);
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(task)));
         let outcome = match (outcome, dropped) {
             (Ok(()), Err(panic)) => Err(Cause::Panicked(panic_message(&*panic))),

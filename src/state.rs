@@ -44,13 +44,6 @@ impl Slot {
         self.moved = true;
         self.generation
     }
-
-    /// Ends it: its calls can do nothing any more.
-    pub(crate) fn end(&mut self) -> Option<PortState> {
-        self.generation += 1;
-        self.waker = None;
-        self.state.take()
-    }
 }
 
 /// A device program's wish to end, with the status it chose.
@@ -84,6 +77,19 @@ impl Core {
             closed: AtomicBool::new(false),
             exit: Mutex::new(None),
         }
+    }
+
+    /// Ends the conversation of a port: its calls can do nothing any more. A thread of the pool that
+    /// waits in one is woken, to learn that.
+    pub(crate) fn end(&self, port: u32) -> Option<PortState> {
+        let mut slot = self.slots[port as usize].lock();
+        slot.generation += 1;
+        let (state, waker) = (slot.state.take(), slot.waker.take());
+        drop(slot);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        state
     }
 
     /// Keeps the first request.

@@ -47,6 +47,8 @@ pub enum Purpose {
     Packets,
     /// The doorbell of LLVM's main branch: the device counts open ports in it.
     Doorbell,
+    /// Memory of the device program, which it allocates through its host.
+    Heap,
 }
 
 /// A piece of memory that both sides see, without an owner.

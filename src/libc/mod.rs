@@ -10,9 +10,12 @@
 //! # Ok::<(), hostcall::RegisterError>(())
 //! ```
 
+mod heap;
 pub mod opcode;
+pub mod printf;
 mod process;
 mod stdio;
 
+pub use heap::{Heap, HeapStats};
 pub use process::{ExitPolicy, exit};
 pub use stdio::stderr;

@@ -85,7 +85,8 @@ impl<'c> Locks<'c> {
             return None;
         }
         let free = word.fetch_or(bit, Ordering::Acquire) & bit == 0;
-        free.then_some(Lock { word, bit })
+        // Lazily: a lock that is made and dropped would free somebody else's bit.
+        free.then(|| Lock { word, bit })
     }
 }
 
@@ -338,6 +339,9 @@ impl<'c> Incoming<'c> {
 
     /// Whether a client has opened the port anew since the server accepted the last request.
     pub fn is_new(channel: Channel<'c>, index: u32) -> bool {
+        // Acquire: the header that came with this turn is visible after this, also to a server
+        // that has seen the turn in a scan without order.
+        let _ = channel.secondary()[index as usize].load(Ordering::Acquire);
         Self::opcode(channel, index).is_some()
     }
 
