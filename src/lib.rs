@@ -9,12 +9,13 @@
 //! # Quick start
 //!
 //! ```
-//! use hostcall::{Opcode, Registry, Simulation, libc};
+//! use hostcall::{Opcode, Registry, Simulation, libc::Services};
 //!
 //! // The host: what device code may ask for.
 //! const SQUARE: Opcode = Opcode::new(b'x', 1);
 //! let registry = Registry::new();
-//! registry.register(libc::opcode::WRITE_TO_STDERR, libc::stderr(std::io::stderr()))?;
+//! let services = Services::builder().build();
+//! services.register(&registry)?;
 //! registry.unary(SQUARE, |_, number: u64| number * number)?;
 //!
 //! // The device: a warp of 32 lanes, simulated.
@@ -34,6 +35,7 @@
 //!   whole conversations.
 //! - Serving a device: [`Server::builder`], then a [`Worker`] in the background or
 //!   [`Server::poll`] in a loop of yours; [`Server::client_image`] is what the device needs.
+//! - The C library's opcodes and what device code may do with them: [`libc::Services`].
 //! - Testing: [`Simulation`] runs device programs under a seeded scheduler.
 //! - Memory for other devices: [`SharedAllocator`].
 //! - The wire itself: [`protocol`], which needs neither `std` nor an allocator.
@@ -90,7 +92,7 @@ mod clock;
 mod error;
 #[cfg(all(feature = "std", not(loom)))]
 mod handler;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", unix, not(loom)))]
 pub mod libc;
 #[cfg(all(feature = "std", not(loom)))]
 mod registry;

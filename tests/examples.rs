@@ -52,3 +52,18 @@ fn unit_test_a_handler_replays_its_seed() {
     assert!(stdout.starts_with("100 seeds pass; seed 42 takes "), "{stdout}");
     assert!(output.status.success());
 }
+
+#[test]
+fn sandboxed_files_shows_what_a_device_sees() {
+    let output = run("sandboxed_files");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    for line in [
+        "device: fwrite gives 20, fclose gives 0",
+        "device: fopen(\"/etc/passwd\", \"r\") gives 0",
+        "device: fclose of a forged handle gives -1",
+        "host:   3 paths led outside",
+    ] {
+        assert!(stdout.lines().any(|printed| printed == line), "{line:?} not in {stdout}");
+    }
+    assert!(output.status.success());
+}

@@ -1,36 +1,114 @@
-//! Ending the program.
+//! Ending the program, and running others.
 
-use crate::error::HandlerError;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+
+use crate::call::Call;
+use crate::error::{HandlerError, RegisterError};
 use crate::handler::{Handling, OpcodeHandler, Request};
+use crate::registry::Registry;
 
-/// What happens when device code calls `exit`.
+use super::services::{State, serve};
+use super::{opcode, until_nul};
+
+/// What happens when device code calls `exit` or `abort`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExitPolicy {
     /// The server [reports](crate::Server::exit_request) it; the host program decides.
     #[default]
     Report,
-    /// This process ends with the status.
+    /// This process ends: with the program's status, or by `abort`.
     Terminate,
 }
 
+/// The status that shells give a program which aborted: 128 and the number of the signal.
+pub const ABORTED: i32 = 134;
+
 /// Answers [`EXIT`](super::opcode::EXIT): a handshake, then the status of the first active lane.
-pub fn exit(policy: ExitPolicy) -> impl OpcodeHandler {
+fn exit(policy: ExitPolicy) -> impl OpcodeHandler {
     move |request: Request<'_>| {
-        let mut call = request.detach();
-        Ok::<_, HandlerError>(Handling::future(async move {
-            call.recv(|_| ()).await?;
-            call.send(|_| ()).await?;
-            let mut status = None;
-            call.recv(|lane| {
-                status.get_or_insert((lane.index(), lane.word(0) as i32));
-            })
-            .await?;
-            let (lane, status) = status.ok_or_else(|| HandlerError::new("no lane is active"))?;
+        let call = request.detach();
+        Ok(Handling::future(async move {
+            let (call, lane, status) = handshake(call).await?;
             match policy {
-                ExitPolicy::Report => call.request_exit(lane, status),
-                ExitPolicy::Terminate => std::process::exit(status),
+                ExitPolicy::Report => call.request_exit(lane, status as i32),
+                ExitPolicy::Terminate => std::process::exit(status as i32),
             }
             Ok(())
         }))
     }
+}
+
+/// Answers [`ABORT`](super::opcode::ABORT): a handshake, then the end. Reported with status
+/// [`ABORTED`].
+fn abort(policy: ExitPolicy) -> impl OpcodeHandler {
+    move |request: Request<'_>| {
+        let call = request.detach();
+        Ok(Handling::future(async move {
+            let (call, lane, _) = handshake(call).await?;
+            match policy {
+                ExitPolicy::Report => call.request_abort(lane, ABORTED),
+                ExitPolicy::Terminate => std::process::abort(),
+            }
+            Ok(())
+        }))
+    }
+}
+
+/// The exchange of both: an empty packet there and back, then one that nobody waits for. Returns
+/// what the first active lane said in it.
+async fn handshake(mut call: Call) -> Result<(Call, u32, u64), HandlerError> {
+    call.recv(|_| ()).await?;
+    call.send(|_| ()).await?;
+    let mut said = None;
+    call.recv(|lane| {
+        said.get_or_insert((lane.index(), lane.word(0)));
+    })
+    .await?;
+    let (lane, status) = said.ok_or_else(|| HandlerError::new("no lane is active"))?;
+    Ok((call, lane, status))
+}
+
+/// `EXIT`, `ABORT`, and `SYSTEM`: runs each lane's command, one after the other, on the pool.
+pub(super) fn register(
+    registry: &Registry,
+    state: &Weak<State>,
+    policy: ExitPolicy,
+) -> Result<(), RegisterError> {
+    registry.register(opcode::EXIT, exit(policy))?;
+    registry.register(opcode::ABORT, abort(policy))?;
+    serve(registry, opcode::SYSTEM, state, |state, mut call| async move {
+        let commands = call.recv_stream().await?;
+        let mut results = [-1; 64];
+        for (lane, command) in commands.iter() {
+            results[lane as usize] = match until_nul(command) {
+                Some(command) if state.system => {
+                    let command = command.to_vec();
+                    call.run_blocking(move || system(&command)).await
+                }
+                _ => {
+                    state.denied_commands.fetch_add(1, Ordering::Relaxed);
+                    -1
+                }
+            };
+        }
+        call.send(|lane| lane.set_word(0, i64::from(results[lane.index() as usize]) as u64))
+            .await?;
+        Ok(())
+    })
+}
+
+/// What C's `system` returns for a command, run by the shell with no input.
+fn system(command: &[u8]) -> i32 {
+    let status = Command::new("/bin/sh")
+        .arg("-c")
+        .arg(OsStr::from_bytes(command))
+        .stdin(Stdio::null())
+        .status();
+    status.map_or(-1, ExitStatusExt::into_raw)
 }
