@@ -38,6 +38,7 @@
 //! assert_eq!(files.stats().denials.no_files, 1);
 //! ```
 
+mod builder;
 mod c;
 mod captured;
 mod counters;
@@ -46,11 +47,14 @@ mod handle;
 mod input;
 mod mode;
 mod policy;
+#[cfg(feature = "sandbox")]
+mod sandbox;
 mod slots;
 mod standard;
 mod stream;
 mod table;
 
+pub use builder::{DEFAULT_MAX_OPEN, FileTableBuilder};
 pub use c::CFiles;
 pub use captured::Captured;
 pub use counters::{Denials, FileCounters, FileStats};
@@ -60,7 +64,7 @@ pub use mode::Mode;
 pub use policy::{Access, FilePolicy, PATH_LIMIT};
 pub use standard::{Input, Output, Standard};
 pub use stream::{BytesRead, BytesWritten, Whence};
-pub use table::{DEFAULT_MAX_OPEN, FileTable, FileTableBuilder, LineEnd};
+pub use table::{FileTable, LineEnd};
 
 #[cfg(test)]
 mod scratch;

@@ -4,6 +4,9 @@ use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use cap_std::fs::Dir;
+
+use super::super::sandbox::never_wait;
 use super::super::scratch::Scratch;
 use super::super::{Denials, FileTable};
 use super::*;

@@ -132,6 +132,6 @@ fn two_streams_into_one_buffer_do_not_mix_within_a_call() {
 #[test]
 fn the_process_streams_take_bytes() {
     let standard = Standard::process().open();
-    assert_eq!(standard.stdout.into_inner().write(b"\0").count, 1);
-    assert_eq!(standard.stderr.into_inner().write(b"\0").count, 1);
+    assert_eq!(standard.stdout.into_inner().write(b"\n").count, 1);
+    assert_eq!(standard.stderr.into_inner().write(b"\n").count, 1);
 }

@@ -38,7 +38,7 @@ fn words_that_are_no_open_file_are_errors_and_counted() {
     let closed = files.open(b"g", b"w").unwrap();
     files.close(closed).unwrap();
     let foreign = other.open(b"h", b"w").unwrap();
-    let words = [closed.word(), foreign.word(), 0x7fff_dead_beec, u64::MAX & !3, open + 4, 4];
+    let words = [closed.word(), foreign.word(), 0x7fff_dead_beec, !3, open + 4, 4];
     for word in words {
         let c = files.as_c();
         assert_eq!(c.fclose(word), -1);
@@ -205,7 +205,7 @@ fn results_in_c_terms() {
     assert_eq!(c.fopen(b"none", b"r"), 0);
     assert_eq!(c.fopen(b"f", b"rw"), 0);
     let word = c.fopen(b"f", b"w+");
-    assert!(word != 0 && word & 3 == 0);
+    assert_eq!((word != 0, word & 3), (true, 0));
     assert_eq!(c.puts(StreamRef::from_tagged(word), b"hello"), 6);
     assert_eq!((c.ftell(word), c.fseek(word, 0, 3), c.fseek(word, -1, 0)), (6, -1, -1));
     assert_eq!((c.fseek(word, -2, 2), c.ftell(word)), (0, 4));
@@ -240,8 +240,7 @@ fn flushing_everything_writes_all_files() {
 fn pieces_of_several_lanes_lie_together_and_short_writes_are_told_apart() {
     let scratch = Scratch::new();
     let captured = Captured::bounded(8);
-    let files =
-        table(&scratch).standard(Standard::null().stdout(captured.clone())).build();
+    let files = table(&scratch).standard(Standard::null().stdout(captured.clone())).build();
     let pieces: [&[u8]; 4] = [b"ab", b"", b"cdef", b"gh"];
     let counts = files.as_c().fwrite_each(StreamRef::Stdout, pieces, LineEnd::Newline);
     assert_eq!((counts, captured.take()), (vec![3, 1, 4, 0], b"ab\n\ncdef".to_vec()));
