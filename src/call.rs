@@ -9,11 +9,12 @@ use bytemuck::Pod;
 use futures_lite::future::block_on;
 
 use crate::error::CallError;
+use crate::protocol::atomic::{AtomicU32, Ordering};
 use crate::protocol::{
     FixedReceiver, FixedSender, Host, Lane, LaneMask, LaneWidth, Opcode, Port, StreamReceiver,
     StreamSender,
 };
-use crate::state::{Caller, Core, ExitRequest};
+use crate::state::{Caller, Core, ExitRequest, Slot};
 
 /// One conversation, for an async handler.
 ///
@@ -252,16 +253,17 @@ impl Call {
         step: &mut impl FnMut(&mut Port<'_, Host>) -> Poll<T>,
     ) -> Poll<Result<T, CallError>> {
         let mut slot = self.core.slots[self.caller.port as usize].lock();
-        let (Some(state), Some(memory)) = (slot.state, self.core.memory.upgrade()) else {
+        // The memory last: once its conversation has ended, a call must not keep it for a moment.
+        let Some(state) = slot.state.filter(|_| slot.generation == self.generation) else {
             return Poll::Ready(Err(CallError::Ended));
         };
-        if slot.generation != self.generation {
+        let Some(memory) = self.core.memory.upgrade() else {
             return Poll::Ready(Err(CallError::Ended));
-        }
-        let mut port = Port::resume(memory.channel(), state);
-        let done = step(&mut port);
-        slot.moved |= port.state() != state;
-        slot.state = Some(port.state());
+        };
+        let port = Port::resume(memory.channel(), state);
+        let mut resumed = Resumed { slot: &mut slot, seen: &self.core.seen, port };
+        let done = step(&mut resumed.port);
+        drop(resumed);
         // Under the slot's lock: whoever sees the mailbox flip after this finds the waker.
         if done.is_pending()
             && !slot.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker()))
@@ -269,6 +271,27 @@ impl Call {
             slot.waker = Some(context.waker().clone());
         }
         done.map(Ok)
+    }
+}
+
+/// A port during one step of its call. Where it stands afterwards is kept, also when a closure of
+/// the handler panics in the middle of the step.
+struct Resumed<'s, 'c> {
+    slot: &'s mut Slot,
+    seen: &'s [AtomicU32],
+    port: Port<'c, Host>,
+}
+
+impl Drop for Resumed<'_, '_> {
+    fn drop(&mut self) {
+        let state = self.port.state();
+        self.slot.moved |= self.slot.state != Some(state);
+        self.slot.state = Some(state);
+        if state.is_waiting() {
+            // The device has the port while both mailboxes are equal. It may have answered since,
+            // and the step may have taken an answer that the scan never saw.
+            self.seen[self.port.index() as usize].store(state.out(), Ordering::Relaxed);
+        }
     }
 }
 

@@ -411,10 +411,18 @@ fn stream_checked<'c>(
     receiver: &mut StreamReceiver,
     sink: &mut impl FnMut(u32, u64, &[u8]),
 ) -> Poll<Result<(), ClientError>> {
-    let received = receiver.poll(port, sink);
-    match port.status() {
-        // A refusal hands the port back with cleared packets, which read as an empty end.
-        Some(status) if !port.state().is_waiting() => Poll::Ready(Err(status.into())),
-        _ => received.map_err(ClientError::from),
+    // As above for each packet: a refusal clears them, and they would read as zeros.
+    while !receiver.is_done() {
+        if !port.next_is_ready() {
+            return Poll::Pending;
+        }
+        if let Some(status) = port.status() {
+            return Poll::Ready(Err(status.into()));
+        }
+        match receiver.poll_packet(port, &mut *sink) {
+            Poll::Ready(Ok(())) => {}
+            other => return other.map_err(ClientError::from),
+        }
     }
+    Poll::Ready(Ok(()))
 }

@@ -66,7 +66,7 @@ mod readme {}
 pub mod client;
 pub mod protocol;
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod host {
     pub use crate::backend::{DeviceAddress, Purpose, SharedAllocator, SharedBlock, SharedBox};
     pub use crate::call::{BlockingCall, Call, LaneBytes};
@@ -82,39 +82,39 @@ mod host {
     pub use crate::worker::{IdlePolicy, Worker, WorkerBuilder, WorkerError};
 }
 
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 pub mod backend;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod call;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod clock;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod error;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod handler;
-#[cfg(all(feature = "std", unix, not(loom)))]
+#[cfg(all(feature = "std", unix, not(hostcall_loom)))]
 pub mod libc;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod registry;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod server;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod shard;
-#[cfg(all(feature = "host", unix, not(loom)))]
+#[cfg(all(feature = "host", unix, not(hostcall_loom)))]
 pub mod sim;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod state;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod stats;
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 mod worker;
 
 pub use client::{Client, ClientError, ClientOpen, ClientPort};
-#[cfg(all(feature = "std", not(loom)))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 pub use host::*;
 pub use protocol::{
     Abi, ClientImage, Lane, LaneMask, LaneWidth, Layout, LayoutError, Opcode, Packet, PortCount,
     Status, StreamError,
 };
-#[cfg(all(feature = "host", unix, not(loom)))]
+#[cfg(all(feature = "host", unix, not(hostcall_loom)))]
 pub use sim::{Report, Simulation, SimulationError, Warp};

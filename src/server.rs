@@ -327,11 +327,13 @@ impl<A: SharedAllocator + 'static> Server<A> {
         loop {
             let step = self.poll()?;
             served += step;
-            if step > 0 {
+            if step > 0 && clock.now() < end {
                 continue;
             }
             let mut shards = self.shards.iter().filter_map(|shard| shard.try_lock());
-            let busy = shards.any(|shard| shard.has_woken() || shard.is_working(&self.core));
+            let channel = self.memory.channel();
+            let busy =
+                shards.any(|shard| shard.has_woken() || shard.is_working(&self.core, &channel));
             if !busy || clock.now() >= end {
                 return Ok(Drained { served, unfinished: self.conversations().len() });
             }
@@ -421,7 +423,7 @@ impl<A: SharedAllocator + 'static> Server<A> {
         let polling = POLLING.get() == self.address();
         let lock = |shard: &'_ CachePadded<Mutex<Shard>>| {
             let shard = if polling { shard.try_lock() } else { Some(shard.lock()) };
-            shard.map(|shard| shard.conversations(&self.core))
+            shard.map(|shard| shard.conversations(&self.core, &self.memory.channel()))
         };
         self.shards.iter().filter_map(lock).flatten().collect()
     }

@@ -1,7 +1,7 @@
 //! The ports that one thread polls: scan, dispatch, and the conversations in flight.
 //!
 //! A pass has two halves. The *scan* compares every client mailbox with the value that
-//! was last seen there; a change means that the client handed its port over, which
+//! is known of it; a difference means that the client handed its port over, which
 //! begins a conversation or wakes the one that waits. Then every conversation that was
 //! woken takes one step. So no conversation holds up another, and each ready port is
 //! served once a pass whatever its number.
@@ -19,7 +19,7 @@ use crate::call::panic_message;
 use crate::error::{Cause, ConversationError, HandlerError, WaitingFor};
 use crate::handler::{HandlerFuture, Handling, Request};
 use crate::protocol::atomic::AtomicU32;
-use crate::protocol::{Channel, Host, Incoming, Opcode, Port, Status};
+use crate::protocol::{Channel, Host, Incoming, Opcode, Port, Role, Status};
 use crate::registry::{Registry, Table};
 use crate::server::Conversation;
 use crate::state::{Caller, Core, PortWaker, ReadyQueue};
@@ -68,7 +68,6 @@ struct Task {
 pub(crate) struct Shard {
     number: u32,
     of: u32,
-    seen: Vec<u32>,
     entries: Vec<Entry>,
     ready: Arc<ReadyQueue>,
     table: Arc<Table>,
@@ -76,7 +75,7 @@ pub(crate) struct Shard {
     in_flight: usize,
     next_deadline: Duration,
     /// Kept to be used again.
-    changed: Vec<(u32, u32)>,
+    changed: Vec<u32>,
     woken: Vec<u32>,
 }
 
@@ -89,7 +88,6 @@ impl Shard {
         Shard {
             number,
             of,
-            seen: vec![0; count as usize],
             entries: (0..count).map(entry).collect(),
             ready: Arc::default(),
             version: registry.version(),
@@ -104,7 +102,7 @@ impl Shard {
     /// One pass. Returns how many conversations began or took a step.
     pub(crate) fn poll(&mut self, pass: &Pass<'_>) -> usize {
         pass.counters.passes.add(1);
-        self.scan(pass.channel.secondary());
+        self.scan(pass.channel.secondary(), &pass.core.seen);
         self.ready.take(&mut self.woken);
         if self.changed.is_empty() && self.woken.is_empty() && self.in_flight == 0 {
             return 0;
@@ -115,9 +113,8 @@ impl Shard {
         }
         let mut served = 0;
         let mut changed = std::mem::take(&mut self.changed);
-        for (index, value) in changed.drain(..) {
-            self.seen[index as usize] = value;
-            served += self.handed_over(pass, index, value);
+        for index in changed.drain(..) {
+            served += self.handed_over(pass, index);
         }
         self.changed = changed;
         self.ready.take(&mut self.woken);
@@ -146,20 +143,20 @@ impl Shard {
     }
 
     /// Whether any conversation waits for its handler rather than for the device.
-    pub(crate) fn is_working(&self, core: &Core) -> bool {
-        self.in_flight > 0
-            && self.tasks().any(|task| waiting_for(core, task.caller.port) == WaitingFor::Handler)
+    pub(crate) fn is_working(&self, core: &Core, channel: &Channel<'_>) -> bool {
+        let port = |task: &Task| waiting_for(core, channel, task.caller.port);
+        self.in_flight > 0 && self.tasks().any(|task| port(task) == WaitingFor::Handler)
     }
 
     /// The conversations in flight.
-    pub(crate) fn conversations(&self, core: &Core) -> Vec<Conversation> {
+    pub(crate) fn conversations(&self, core: &Core, channel: &Channel<'_>) -> Vec<Conversation> {
         let now = core.clock.now();
         let describe = |task: &Task| Conversation {
             opcode: task.caller.opcode,
             port: task.caller.port,
             lanes: task.caller.mask,
             age: now.saturating_sub(task.began),
-            waiting_for: waiting_for(core, task.caller.port),
+            waiting_for: waiting_for(core, channel, task.caller.port),
         };
         self.tasks().map(describe).collect()
     }
@@ -196,32 +193,48 @@ impl Shard {
         (port / LINE - self.number) / self.of * LINE + port % LINE
     }
 
-    /// Notes every mailbox that differs from what was seen there last.
-    fn scan(&mut self, mailboxes: &[AtomicU32]) {
-        for (line, seen) in self.seen.chunks(LINE as usize).enumerate() {
-            let first = (line * self.of as usize + self.number as usize) * LINE as usize;
-            let mailboxes = &mailboxes[first..first + seen.len()];
-            let differ = mailboxes.iter().zip(seen).fold(0, |differ, (mailbox, seen)| {
-                differ | (mailbox.load(Ordering::Relaxed) ^ seen)
-            });
-            if differ != 0 {
-                for (offset, (mailbox, &seen)) in mailboxes.iter().zip(seen).enumerate() {
-                    let value = mailbox.load(Ordering::Relaxed);
-                    if value != seen {
-                        self.changed.push((line as u32 * LINE + offset as u32, value));
-                    }
-                }
+    /// Notes every mailbox that differs from what is known of it.
+    fn scan(&mut self, mailboxes: &[AtomicU32], seen: &[AtomicU32]) {
+        let (lines, rest) = mailboxes.as_chunks();
+        let (seen_lines, seen_rest) = seen.as_chunks();
+        let (number, of) = (self.number as usize, self.of as usize);
+        let mut first = 0;
+        for line in (number..lines.len()).step_by(of) {
+            if line_differs(&lines[line], &seen_lines[line]) {
+                self.note(first, &lines[line], &seen_lines[line]);
+            }
+            first += LINE;
+        }
+        if lines.len() % of == number {
+            self.note(first, rest, seen_rest);
+        }
+    }
+
+    /// Notes those that differ of some mailboxes, of which the first is entry `first`.
+    fn note(&mut self, first: u32, mailboxes: &[AtomicU32], seen: &[AtomicU32]) {
+        for (index, (mailbox, seen)) in (first..).zip(mailboxes.iter().zip(seen)) {
+            if mailbox.load(Ordering::Relaxed) != seen.load(Ordering::Relaxed) {
+                self.changed.push(index);
             }
         }
     }
 
     /// A client has flipped its mailbox.
-    fn handed_over(&mut self, pass: &Pass<'_>, index: u32, value: u32) -> usize {
+    fn handed_over(&mut self, pass: &Pass<'_>, index: u32) -> usize {
         let port = self.port(index);
-        if self.entries[index as usize].task.is_some() {
+        let look = || {
+            let value = pass.channel.secondary()[port as usize].load(Ordering::Acquire);
+            pass.core.seen[port as usize].store(value, Ordering::Relaxed);
+            value
+        };
+        if self.entries[index as usize].task.is_none() {
+            look();
+        } else {
             let mut slot = pass.core.slots[port as usize].lock();
-            let expected =
-                slot.state.is_some_and(|state| state.is_waiting() && state.out() != value);
+            let value = look();
+            let expected = slot
+                .state
+                .is_some_and(|state| state.is_waiting() && Host::owns(value, state.out()));
             if !expected {
                 return 0;
             }
@@ -370,6 +383,7 @@ impl Shard {
         outcome: Result<(), Cause>,
     ) {
         let entry = &mut self.entries[index as usize];
+        let number = port.index() as usize;
         match outcome {
             Ok(()) => {
                 pass.counters.completed.add(1);
@@ -388,6 +402,9 @@ impl Shard {
                 (pass.report)(ConversationError { opcode, port, lane, cause });
             }
         }
+        // The port is the client's while its mailbox equals ours. Its next packet may be there
+        // already, and have been noted for a handler that never read it.
+        pass.core.seen[number].store(self.entries[index as usize].out, Ordering::Relaxed);
     }
 
     /// Ends what has made no progress for too long, and finds out when to look again.
@@ -405,7 +422,7 @@ impl Shard {
                     // On a thread of the pool, since the last look.
                     task.moved = now;
                 }
-                slot.state.is_some_and(|state| state.is_waiting())
+                slot.waits_for_device(&pass.channel, task.caller.port)
             };
             let limit = pass.deadlines.limit(waiting).unwrap_or(Duration::MAX);
             let waited = now.saturating_sub(task.moved);
@@ -427,6 +444,14 @@ impl Shard {
     }
 }
 
+/// Whether any mailbox of a line is news. Sixteen at once and without a loop: compilers do not unroll
+/// loops over atomics, and this is what an idle pass costs.
+fn line_differs(mailboxes: &[AtomicU32; LINE as usize], seen: &[AtomicU32; LINE as usize]) -> bool {
+    let differs = |i: usize| mailboxes[i].load(Ordering::Relaxed) ^ seen[i].load(Ordering::Relaxed);
+    let four = |i| differs(i) | differs(i + 1) | differs(i + 2) | differs(i + 3);
+    four(0) | four(4) | four(8) | four(12) != 0
+}
+
 impl Deadlines {
     fn limit(self, waiting_for_device: bool) -> Option<Duration> {
         if waiting_for_device { self.device } else { self.handler }
@@ -440,11 +465,11 @@ impl Deadlines {
     }
 }
 
-fn waiting_for(core: &Core, port: u32) -> WaitingFor {
-    let state = core.slots[port as usize].lock().state;
-    match state {
-        Some(state) if state.is_waiting() => WaitingFor::Device,
-        _ => WaitingFor::Handler,
+fn waiting_for(core: &Core, channel: &Channel<'_>, port: u32) -> WaitingFor {
+    if core.slots[port as usize].lock().waits_for_device(channel, port) {
+        WaitingFor::Device
+    } else {
+        WaitingFor::Handler
     }
 }
 

@@ -9,13 +9,17 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::backend::ChannelOwner;
 use crate::clock::Clock;
-use crate::protocol::{LaneMask, LaneWidth, Opcode, PortState};
+use crate::protocol::atomic::AtomicU32;
+use crate::protocol::{Channel, LaneMask, LaneWidth, Opcode, PortState};
 
 /// The part of a server that outlives a poll. Calls hold it; the server owns it.
 pub(crate) struct Core {
     /// Gone once the server has been dropped, so that a forgotten call keeps no device memory.
     pub(crate) memory: Weak<dyn ChannelOwner>,
     pub(crate) slots: Box<[Mutex<Slot>]>,
+    /// Every client mailbox as it was seen last, or as it is while the device has nothing new. What
+    /// differs is news. With a conversation in flight it is written under the slot's lock.
+    pub(crate) seen: Box<[AtomicU32]>,
     pub(crate) lanes: LaneWidth,
     pub(crate) stream_limit: u64,
     pub(crate) clock: Arc<dyn Clock>,
@@ -44,6 +48,12 @@ impl Slot {
         self.moved = true;
         self.generation
     }
+
+    /// Whether the device has the port and has not handed it over yet.
+    pub(crate) fn waits_for_device(&self, channel: &Channel<'_>, port: u32) -> bool {
+        let mailbox = channel.secondary()[port as usize].load(Ordering::Relaxed);
+        self.state.is_some_and(|state| state.is_waiting() && state.out() == mailbox)
+    }
 }
 
 /// A device program's wish to end, with the status it chose.
@@ -70,6 +80,7 @@ impl Core {
         Core {
             memory,
             slots: (0..ports).map(|_| Mutex::default()).collect(),
+            seen: (0..ports).map(|_| AtomicU32::new(0)).collect(),
             lanes,
             stream_limit,
             clock,

@@ -72,7 +72,8 @@ impl Stats {
 
     /// Conversations that have begun and not ended.
     pub fn in_flight(&self) -> u64 {
-        self.accepted - self.completed - self.failed()
+        // One may begin and end while another thread gathers the counters.
+        self.accepted.saturating_sub(self.completed + self.failed())
     }
 }
 

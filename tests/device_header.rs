@@ -1,6 +1,6 @@
 //! The device header `device/hostcall.h`, compiled for the CPU as a warp of one lane, against the real
 //! server. Needs a C++ compiler.
-#![cfg(all(feature = "host", target_os = "linux", not(loom)))]
+#![cfg(all(feature = "host", target_os = "linux", not(hostcall_loom)))]
 #![expect(unsafe_code, reason = "calls into a C++ library that this test compiles")]
 
 use std::ffi::{c_char, c_int, c_void};

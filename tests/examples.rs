@@ -1,5 +1,5 @@
 //! The examples print what they promise.
-#![cfg(all(feature = "host", unix, not(loom)))]
+#![cfg(all(feature = "host", unix, not(hostcall_loom)))]
 
 use std::process::{Command, Output};
 

@@ -1,6 +1,6 @@
 //! Every opcode of the C library, as the device's half of it would call: the exchange, the reply, and
 //! what failure looks like. On one lane, and on wider warps with holes in their masks.
-#![cfg(all(feature = "host", unix, not(loom)))]
+#![cfg(all(feature = "host", unix, not(hostcall_loom)))]
 
 mod device_libc;
 

@@ -1,5 +1,5 @@
 //! The original job, end to end: a device program prints through its host and exits.
-#![cfg(all(feature = "host", unix, not(loom)))]
+#![cfg(all(feature = "host", unix, not(hostcall_loom)))]
 
 use hostcall::libc::Services;
 use hostcall::libc::files::{Captured, Standard};

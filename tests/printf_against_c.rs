@@ -1,6 +1,6 @@
 //! `printf` prints the same bytes as the C library of this machine, for generated formats and
 //! arguments. Without a C compiler the test fails: `cc` is needed.
-#![cfg(all(feature = "std", target_os = "linux", target_env = "gnu", not(loom)))]
+#![cfg(all(feature = "std", target_os = "linux", target_env = "gnu", not(hostcall_loom)))]
 
 use std::fmt::Write as _;
 use std::io::Write as _;

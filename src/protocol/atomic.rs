@@ -2,9 +2,9 @@
 //!
 //! Everything above this module is written against these names alone, so that
 //! a model checker can drive the very code that runs in production
-//! (`RUSTFLAGS="--cfg loom"`).
+//! (`RUSTFLAGS="--cfg hostcall_loom"`).
 
-#[cfg(not(loom))]
+#[cfg(not(hostcall_loom))]
 pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-#[cfg(loom)]
+#[cfg(hostcall_loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -63,7 +63,7 @@ impl<'c> Channel<'c> {
     /// All pointers are valid for reads and writes of these sizes for `'c`, aligned to their
     /// element (the packet block to 8), and initialised. For `'c`, this process accesses the
     /// memory through atomics only. What another processor writes there, and when, does not matter.
-    #[cfg(not(loom))]
+    #[cfg(not(hostcall_loom))]
     pub unsafe fn from_raw(
         layout: Layout,
         primary: *mut u32,
@@ -250,7 +250,7 @@ impl Lane<'_> {
 #[cfg(target_endian = "big")]
 compile_error!("the wire is little-endian; big-endian hosts are not supported");
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(hostcall_loom)))]
 mod tests {
     use super::super::{Abi, LaneWidth, PortCount};
     use super::*;

@@ -28,7 +28,8 @@ pub trait Role: sealed::Sealed {
     fn inbox<'c>(channel: &Channel<'c>) -> &'c [AtomicU32];
     /// The mailboxes that this side writes.
     fn outbox<'c>(channel: &Channel<'c>) -> &'c [AtomicU32];
-    /// Whether these mailbox values make the port this side's.
+    /// Whether these mailbox values make the port this side's. Only their lowest bits count: a value
+    /// that no peer should write must not make the port one's own whatever one hands over.
     fn owns(inbox: u32, outbox: u32) -> bool;
 }
 
@@ -48,7 +49,7 @@ impl Role for Device {
         channel.secondary()
     }
     fn owns(inbox: u32, outbox: u32) -> bool {
-        inbox == outbox
+        (inbox ^ outbox) & 1 == 0
     }
 }
 
@@ -60,7 +61,7 @@ impl Role for Host {
         channel.primary()
     }
     fn owns(inbox: u32, outbox: u32) -> bool {
-        inbox != outbox
+        (inbox ^ outbox) & 1 == 1
     }
 }
 
@@ -196,15 +197,20 @@ impl<'c, R: Role> Port<'c, R> {
     /// Receiving twice in a row first hands the port back, to say that the last
     /// packet has been read.
     pub fn try_recv(&mut self, read: impl FnMut(Lane<'c>)) -> Poll<()> {
-        if self.state.phase == Phase::Received {
-            self.hand_over();
-        }
-        if !self.is_ready() {
+        if !self.next_is_ready() {
             return Poll::Pending;
         }
         self.lanes().for_each(read);
         self.state.phase = Phase::Received;
         Poll::Ready(())
+    }
+
+    /// Whether the packet that a receive would read is there, unread.
+    pub(crate) fn next_is_ready(&mut self) -> bool {
+        if self.state.phase == Phase::Received {
+            self.hand_over();
+        }
+        self.is_ready()
     }
 
     /// The packets of the active lanes, whoever owns them now.
@@ -250,7 +256,6 @@ impl<'c> OpenedPort<'c> {
         }
         let mask = mask.cut(channel.layout().lanes());
         channel.set_header(index, Header { mask: mask.0, opcode, status: 0 });
-        channel.ring();
         let state = PortState { index, mask, out, phase: Phase::Owned };
         Some(OpenedPort(Port::new(channel, state, Some(lock))))
     }
@@ -268,14 +273,16 @@ impl<'c> OpenedPort<'c> {
     /// Sends the first packet. Never waits: an opened port is the client's.
     pub fn send(self, fill: impl FnMut(Lane<'c>)) -> Port<'c, Device> {
         let mut port = self.0;
+        // LLVM's clients ring when they open. Here a port that is dropped unused leaves no count.
+        port.channel.ring();
         let sent = port.try_send(fill);
         debug_assert!(sent.is_ready());
         port
     }
 
-    /// Gives the port back without a word.
+    /// Gives the port back without a word. The same as a drop.
     pub fn close(self) {
-        self.0.channel.unring();
+        debug_assert!(self.0.lock.is_some());
     }
 }
 
@@ -391,7 +398,7 @@ impl<'c> Port<'c, Host> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(hostcall_loom)))]
 mod tests {
     use super::super::atomic::AtomicU64;
     use super::super::{Abi, LaneWidth, Layout, PortCount};

@@ -141,20 +141,38 @@ impl StreamReceiver {
         port: &mut Port<'_, R>,
         mut sink: impl FnMut(u32, u64, &[u8]),
     ) -> Poll<Result<(), StreamError>> {
-        while self.next < self.packets {
-            let remaining = &mut self.remaining;
-            if self.next == 0 {
-                let lengths = port.try_recv(|lane| remaining[lane.index() as usize] = lane.word(0));
-                if lengths.is_pending() {
-                    return Poll::Pending;
-                }
-                self.packets = packets(longest(port.mask(), remaining, self.limit)?);
-                port.lanes().for_each(|lane| Self::take(remaining, lane, 8, &mut sink));
-            } else if port.try_recv(|lane| Self::take(remaining, lane, 0, &mut sink)).is_pending() {
+        while !self.is_done() {
+            match self.poll_packet(port, &mut sink) {
+                Poll::Ready(Ok(())) => {}
+                other => return other,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Whether the last packet has been read.
+    pub(crate) fn is_done(&self) -> bool {
+        self.next == self.packets
+    }
+
+    /// Receives one packet.
+    pub(crate) fn poll_packet<R: Role>(
+        &mut self,
+        port: &mut Port<'_, R>,
+        mut sink: impl FnMut(u32, u64, &[u8]),
+    ) -> Poll<Result<(), StreamError>> {
+        let remaining = &mut self.remaining;
+        if self.next == 0 {
+            let lengths = port.try_recv(|lane| remaining[lane.index() as usize] = lane.word(0));
+            if lengths.is_pending() {
                 return Poll::Pending;
             }
-            self.next += 1;
+            self.packets = packets(longest(port.mask(), remaining, self.limit)?);
+            port.lanes().for_each(|lane| Self::take(remaining, lane, 8, &mut sink));
+        } else if port.try_recv(|lane| Self::take(remaining, lane, 0, &mut sink)).is_pending() {
+            return Poll::Pending;
         }
+        self.next += 1;
         Poll::Ready(Ok(()))
     }
 

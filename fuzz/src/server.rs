@@ -1,0 +1,237 @@
+//! A device that may do anything, against a server with handlers of every kind: `poll` returns and
+//! does not panic, every conversation is accounted for, and shutting down ends all of them.
+
+use std::future::pending;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use hostcall::backend::host::HostAllocator;
+use hostcall::{
+    Abi, Call, HandlerError, Handling, LaneMask, ManualClock, Opcode, Registry, Request, Server,
+};
+
+use crate::input::Input;
+
+const CLASS: u8 = b'z';
+const KINDS: u32 = 16;
+const LIMIT: u64 = 1 << 16;
+const PLANNED: &str = "a planned panic";
+
+/// Lets a hostile device do what the bytes say.
+pub fn server(data: &[u8]) {
+    expect_planned_panics();
+    let mut input = Input(data);
+    let clock = Arc::new(ManualClock::default());
+    let abi = input.abi();
+    let server = Server::builder(HostAllocator)
+        .abi(abi)
+        .ports(1 + input.below(40))
+        .lanes(1 + input.below(64))
+        .shards(1 + input.below(3))
+        .registry(&registry(input.byte() & 1 == 0))
+        .stream_limit(LIMIT)
+        .device_deadline(Duration::from_secs(1))
+        .handler_deadline(Duration::from_secs(5))
+        .clock(clock.clone())
+        .build()
+        .expect("host memory");
+    let device = Device::new(&server);
+    let ports = server.layout().ports().get();
+    while !input.is_empty() {
+        let port = input.below(ports);
+        match input.below(12) {
+            0 => device.hand_over(port),
+            1 => device.mailbox(port).store(input.u32(), Ordering::Release),
+            2 => server.client().channel().primary()[port as usize]
+                .store(input.u32() & 3, Ordering::Release),
+            3 => device.write_header(port, input.u64(), input.u64()),
+            4 => device.write_packet(port, &mut input),
+            5 | 6 => {
+                // What a client would do, if it were the client's turn.
+                let mask = if input.byte() & 1 == 0 { u64::MAX } else { input.u64() };
+                let opcode = abi.opcode_to_wire(opcode(&mut input)).unwrap_or(u32::MAX);
+                device.write_header(port, mask, u64::from(opcode));
+                device.write_packet(port, &mut input);
+                device.hand_over(port);
+            }
+            7 => {
+                let client = server.client().starting_at(port);
+                let mask = LaneMask(input.number());
+                if let Ok(Some(opened)) = client.try_open(opcode(&mut input), mask) {
+                    drop(opened.send(|lane| lane.set_word(0, input.number())));
+                }
+            }
+            8 => clock.advance(Duration::from_millis(input.number() & 0xfff)),
+            _ => check_poll(&server),
+        }
+    }
+    check_poll(&server);
+    server.shutdown();
+    let stats = server.stats();
+    assert_eq!(server.conversations(), []);
+    assert_eq!(stats.accepted, stats.completed + stats.failed());
+}
+
+fn check_poll(server: &Server<HostAllocator>) {
+    let served = server.poll().expect("the policy is to go on");
+    let ports = server.layout().ports().get() as usize;
+    // A port may end what it was about, begin anew, and be woken once more.
+    assert!(served <= 4 * ports, "{served} steps in one pass over {ports} ports");
+    let stats = server.stats();
+    let in_flight = server.conversations().len() as u64;
+    assert_eq!(stats.accepted, stats.completed + stats.failed() + in_flight);
+    assert!(in_flight <= ports as u64, "one conversation a port");
+}
+
+fn opcode(input: &mut Input<'_>) -> Opcode {
+    match input.below(KINDS + 4) {
+        kind @ 0..KINDS => Opcode(0x5000 + kind),
+        KINDS => Opcode::new(CLASS, input.u32() & 0xff),
+        _ => Opcode(input.u32()),
+    }
+}
+
+/// Handlers of every kind. The numbers are below 16 bits, so that every interface can say them.
+fn registry(with_fallback: bool) -> Registry {
+    let registry = Registry::new();
+    let kind = |kind: u32| Opcode(0x5000 + kind);
+    let results = [
+        registry.unary(kind(0), |_, n: u64| n.wrapping_mul(n)),
+        registry.unary(kind(1), |_, n: [u8; 64]| n),
+        registry.notification(kind(2), |_, _: [u64; 8]| {}),
+        registry.bytes(kind(3), |_, bytes| bytes),
+        registry.conversation(kind(4), over_reader),
+        registry.conversation(kind(5), |_| async { Ok(()) }),
+        registry.conversation(kind(6), |mut call| async move {
+            call.recv(|_| ()).await?;
+            panic!("{PLANNED}")
+        }),
+        registry.register(kind(7), |_: Request<'_>| Err(HandlerError::new("no").at_lane(3))),
+        registry.register(kind(8), |request: Request<'_>| {
+            drop(request.detach());
+            Ok(Handling::Done)
+        }),
+        registry.conversation(kind(9), |mut call| async move {
+            let mut sum = 0;
+            call.recv_fixed(|_, value: [u64; 24]| sum ^= value[23]).await?;
+            call.send_fixed(|_| [sum; 17]).await?;
+            Ok(())
+        }),
+        registry.blocking(kind(10), |mut call| {
+            let messages = call.recv_stream()?;
+            call.send_stream(|lane| messages.get(lane).unwrap_or_default())?;
+            Ok(())
+        }),
+        registry.conversation(kind(11), |call| async move {
+            call.run_blocking(|| ()).await;
+            Ok(())
+        }),
+        registry.conversation(kind(12), |_call| pending()),
+        registry.register(kind(13), |_: Request<'_>| panic!("{PLANNED}")),
+        registry.conversation(kind(14), |mut call| async move {
+            let first = call.mask().first().unwrap_or_default();
+            call.request_exit(first, 1);
+            for n in 0..3 {
+                call.send(|lane| lane.set_word(7, n)).await?;
+            }
+            Ok(())
+        }),
+        registry.register(kind(15), |request: Request<'_>| {
+            // A call that outlives its conversation.
+            let call = request.detach();
+            let kept: Box<dyn Future<Output = _> + Send> = Box::new(over_reader(call));
+            drop(kept);
+            Ok(Handling::Done)
+        }),
+    ];
+    assert!(results.into_iter().all(|result| result.is_ok()));
+    registry.register_class(CLASS, |_: Request<'_>| Ok(Handling::Done)).expect("once");
+    if with_fallback {
+        registry.set_fallback(|_: Request<'_>| Ok(Handling::Done));
+    }
+    registry
+}
+
+async fn over_reader(mut call: Call) -> Result<(), HandlerError> {
+    for _ in 0..100 {
+        call.recv(|_| ()).await?;
+    }
+    Ok(())
+}
+
+/// The device's view of the shared memory: addresses out of the client image, no rules.
+struct Device {
+    mailboxes: u64,
+    headers: u64,
+    header_stride: u64,
+    packets: u64,
+    port_stride: u64,
+    lanes: u32,
+}
+
+impl Device {
+    fn new(server: &Server<HostAllocator>) -> Self {
+        let layout = server.layout();
+        let inside = matches!(layout.abi(), Abi::Llvm17 | Abi::Llvm18);
+        let ports = u64::from(layout.ports().get());
+        let lanes = layout.lanes().get();
+        let packets = server.buffer().0;
+        let slots = 64 * u64::from(lanes);
+        let (headers, header_stride, packets, port_stride) = if inside {
+            (packets, slots + 64, packets + 16, slots + 64)
+        } else {
+            (packets - 16 * ports, 16, packets, slots)
+        };
+        let mailboxes = server.inbox().0;
+        Device { mailboxes, headers, header_stride, packets, port_stride, lanes }
+    }
+
+    fn mailbox(&self, port: u32) -> &AtomicU32 {
+        // SAFETY: the server's memory lives as long as the server, which outlives this, has a
+        // mailbox of four bytes for each port, and is accessed by atomics only.
+        unsafe { AtomicU32::from_ptr((self.mailboxes + 4 * u64::from(port)) as *mut u32) }
+    }
+
+    fn word(&self, address: u64) -> &AtomicU64 {
+        // SAFETY: as above; callers pass addresses of words in headers and packets.
+        unsafe { AtomicU64::from_ptr(address as *mut u64) }
+    }
+
+    fn hand_over(&self, port: u32) {
+        let mailbox = self.mailbox(port);
+        mailbox.store(mailbox.load(Ordering::Relaxed) ^ 1, Ordering::Release);
+    }
+
+    fn write_header(&self, port: u32, mask: u64, opcode: u64) {
+        let header = self.headers + self.header_stride * u64::from(port);
+        self.word(header).store(mask, Ordering::Relaxed);
+        self.word(header + 8).store(opcode, Ordering::Relaxed);
+    }
+
+    /// Some words of some lanes.
+    fn write_packet(&self, port: u32, input: &mut Input<'_>) {
+        let packets = self.packets + self.port_stride * u64::from(port);
+        for _ in 0..input.below(6) {
+            let lane = u64::from(input.below(self.lanes));
+            let word = if input.byte() & 1 == 0 { 0 } else { u64::from(input.below(8)) };
+            self.word(packets + 64 * lane + 8 * word).store(input.number(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// The fuzzer ends the process at any panic. Those of handlers belong to the test.
+fn expect_planned_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let message = panic.payload().downcast_ref::<&str>().copied();
+            let message =
+                message.or_else(|| panic.payload().downcast_ref::<String>().map(String::as_str));
+            if message != Some(PLANNED) {
+                hook(panic);
+            }
+        }));
+    });
+}

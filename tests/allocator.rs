@@ -1,0 +1,248 @@
+//! Shared memory: what a server takes, it gives back, through its allocator, whatever happens.
+#![cfg(all(feature = "host", unix, not(hostcall_loom)))]
+
+mod common;
+
+use common::memory::{AWAY, Ledger, LedgerAllocator, NoMemory};
+use common::{A, Gate, play, poll_until, settle};
+use hostcall::{
+    Abi, BuildError, Builder, DeviceAddress, LaneMask, LayoutError, Purpose, Registry, Server,
+    Worker,
+};
+
+fn builder(ledger: &Ledger, abi: Abi) -> Builder<LedgerAllocator> {
+    Server::builder(ledger.allocator()).abi(abi).ports(40).lanes(32)
+}
+
+fn requests(abi: Abi) -> usize {
+    if abi.has_doorbell() { 4 } else { 3 }
+}
+
+#[test]
+fn a_server_asks_for_each_kind_of_memory_by_name() {
+    let flags = [Purpose::DevicePolledFlags, Purpose::HostPolledFlags];
+    for abi in Abi::ALL {
+        let ledger = Ledger::default();
+        let server = builder(&ledger, abi).build().unwrap();
+        let mut expected = [&flags[..], &[Purpose::Packets]].concat();
+        expected.extend(abi.has_doorbell().then_some(Purpose::Doorbell));
+        assert_eq!(ledger.purposes(), expected, "{abi}");
+        assert_eq!(ledger.live(), requests(abi), "{abi}");
+        drop(server);
+        assert_eq!((ledger.live(), ledger.returned()), (0, (requests(abi), 0)), "{abi}");
+    }
+}
+
+#[test]
+fn a_construction_that_fails_gives_back_exactly_what_it_took() {
+    for abi in Abi::ALL {
+        for n in 0..requests(abi) {
+            let ledger = Ledger::failing_at(n);
+            let error = builder(&ledger, abi).build().unwrap_err();
+            assert!(matches!(error, BuildError::Allocator(NoMemory::Planned(at)) if at == n));
+            assert_eq!(ledger.purposes().len(), n + 1, "{abi}: nothing is asked for after that");
+            assert_eq!((ledger.live(), ledger.returned()), (0, (n, 0)), "{abi}, request {n}");
+        }
+    }
+}
+
+#[test]
+fn the_allocators_reason_is_the_source_of_the_error() {
+    let error = builder(&Ledger::failing_at(1), Abi::Llvm20).build().unwrap_err();
+    assert_eq!(error.to_string(), "cannot allocate shared memory");
+    let source = std::error::Error::source(&error).unwrap();
+    assert_eq!(source.to_string(), "request 1 was to fail");
+}
+
+#[test]
+fn impossible_sizes_are_refused_before_memory_is_taken() {
+    let ledger = Ledger::default();
+    let refused = |builder: Builder<_>| match builder.build() {
+        Err(BuildError::Layout(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(builder(&ledger, Abi::Llvm20).ports(0)), LayoutError::PortCount(0));
+    assert_eq!(refused(builder(&ledger, Abi::Llvm20).lanes(65)), LayoutError::LaneWidth(65));
+    assert_eq!(
+        refused(builder(&ledger, Abi::Llvm17).ports(513)),
+        LayoutError::TooManyPorts { ports: 513, abi: Abi::Llvm17 }
+    );
+    assert_eq!(ledger.purposes(), []);
+}
+
+/// The eight-byte fields of a client image from byte 8 on.
+fn fields(server: &Server<LedgerAllocator>, count: usize) -> Vec<u64> {
+    let image = server.client_image();
+    let fields = image.as_bytes()[8..].chunks_exact(8).take(count);
+    fields.map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+#[test]
+fn addresses_for_the_device_are_the_allocators() {
+    for abi in Abi::ALL {
+        let ledger = Ledger::default();
+        let server = builder(&ledger, abi).build().unwrap();
+        let [device_polls, host_polls, packets] =
+            [Purpose::DevicePolledFlags, Purpose::HostPolledFlags, Purpose::Packets]
+                .map(|purpose| ledger.address(purpose));
+        assert!(device_polls > AWAY && host_polls > AWAY && packets > AWAY);
+        assert_eq!(server.outbox(), DeviceAddress(device_polls), "{abi}");
+        assert_eq!(server.inbox(), DeviceAddress(host_polls), "{abi}");
+        let expected = match abi {
+            Abi::Llvm17 | Abi::Llvm18 => vec![device_polls, host_polls, packets],
+            Abi::Llvm19 | Abi::Llvm20 => {
+                vec![device_polls, host_polls, packets, packets + 16 * 40]
+            }
+            _ => {
+                let doorbell = ledger.address(Purpose::Doorbell);
+                vec![doorbell, device_polls, host_polls, packets, packets + 16 * 40]
+            }
+        };
+        assert_eq!(fields(&server, expected.len()), expected, "{abi}");
+        assert_eq!(server.buffer().0, *expected.last().unwrap(), "{abi}");
+    }
+}
+
+#[test]
+fn the_doorbell_points_to_words_of_its_own_block_in_the_devices_view() {
+    for abi in [Abi::LlvmMain4096, Abi::LlvmMain] {
+        let ledger = Ledger::default();
+        let _server = builder(&ledger, abi).build().unwrap();
+        let doorbell = ledger.address(Purpose::Doorbell);
+        let inside = doorbell..doorbell + 64;
+        assert!(inside.contains(&ledger.word(Purpose::Doorbell, 0)), "the counter's address");
+        assert!(inside.contains(&ledger.word(Purpose::Doorbell, 1)), "the mailbox's address");
+    }
+}
+
+/// The counter that open ports are counted in, wherever the doorbell says that it is.
+fn rung(ledger: &Ledger) -> u64 {
+    let counter = ledger.word(Purpose::Doorbell, 0) - ledger.address(Purpose::Doorbell);
+    ledger.word(Purpose::Doorbell, counter as usize / 8)
+}
+
+#[test]
+fn the_doorbell_is_silent_after_every_kind_of_end() {
+    let registry = Registry::new();
+    registry.unary(A, |_, n: u64| n).unwrap();
+    let ledger = Ledger::default();
+    let server = builder(&ledger, Abi::LlvmMain).registry(&registry).build().unwrap();
+    let client = server.client();
+    client.try_open(A, LaneMask(1)).unwrap().unwrap().close();
+    assert_eq!(rung(&ledger), 0, "opened and closed");
+    drop(client.try_open(A, LaneMask(1)).unwrap());
+    assert_eq!(rung(&ledger), 0, "opened and dropped");
+    client.notify(A, LaneMask(1), |_| 1u64).unwrap();
+    assert_eq!(rung(&ledger), 1, "one conversation");
+    settle(&server);
+    assert_eq!(rung(&ledger), 0, "served");
+    client.notify(common::B, LaneMask(1), |_| 1u64).unwrap();
+    settle(&server);
+    assert_eq!(rung(&ledger), 0, "unknown");
+    let streamed = play(&server, async {
+        let messages = [7; 1000];
+        let opened = client.open_async(common::B, LaneMask(1)).await?;
+        opened.send_stream_async(|_| &messages).await?.recv_async(|_| ()).await
+    });
+    assert!(streamed.is_err());
+    assert_eq!(rung(&ledger), 0, "refused with strays");
+}
+
+fn served_registry() -> Registry {
+    let registry = Registry::new();
+    registry.unary(A, |_, n: u64| n + 1).unwrap();
+    registry
+}
+
+#[test]
+fn server_and_worker_in_every_order_leave_nothing_live() {
+    for abi in [Abi::Llvm17, Abi::Llvm20, Abi::LlvmMain] {
+        let registry = served_registry();
+        let start = |ledger: &Ledger| {
+            let server = builder(ledger, abi).registry(&registry).build().unwrap();
+            let server = std::sync::Arc::new(server);
+            let worker = Worker::start(server.clone()).unwrap();
+            server.client().call(A, LaneMask(1), |_| 1u64, |_, _: u64| ()).unwrap();
+            (server, worker)
+        };
+
+        let ledger = Ledger::default();
+        let (server, worker) = start(&ledger);
+        drop(server);
+        assert_eq!(ledger.live(), requests(abi), "the worker has it");
+        drop(worker);
+        assert_eq!(ledger.live(), 0, "{abi}: worker last");
+
+        let (server, worker) = start(&ledger);
+        drop(worker);
+        assert_eq!(ledger.live(), requests(abi), "this test has it");
+        drop(server);
+        assert_eq!(ledger.live(), 0, "{abi}: server last");
+
+        let (server, worker) = start(&ledger);
+        worker.stop().unwrap();
+        drop(server);
+        assert_eq!(ledger.live(), 0, "{abi}: after a stop");
+        assert_eq!(ledger.returned(), (3 * requests(abi), 0));
+    }
+}
+
+#[test]
+fn a_server_dropped_with_conversations_in_flight_leaves_nothing_live() {
+    let registry = Registry::new();
+    registry
+        .conversation(A, async |mut call| {
+            call.recv(|_| ()).await?;
+            Ok(call.recv(|_| ()).await?)
+        })
+        .unwrap();
+    let ledger = Ledger::default();
+    let server = builder(&ledger, Abi::Llvm20).registry(&registry).build().unwrap();
+    for _ in 0..10 {
+        server.client().notify(A, LaneMask(1), |_| 0u64).unwrap();
+    }
+    settle(&server);
+    assert_eq!(server.stats().in_flight(), 10);
+    drop(server);
+    assert_eq!((ledger.live(), ledger.returned()), (0, (3, 0)));
+}
+
+#[test]
+fn a_server_dropped_under_blocking_handlers_leaves_nothing_live() {
+    for _ in 0..100 {
+        let registry = Registry::new();
+        let begun = Gate::default();
+        let notify = begun.clone();
+        registry
+            .blocking(A, move |mut call| {
+                call.recv(|_| ())?;
+                notify.open();
+                Ok(call.recv(|_| ())?)
+            })
+            .unwrap();
+        let ledger = Ledger::default();
+        let server = builder(&ledger, Abi::Llvm20).registry(&registry).build().unwrap();
+        server.client().notify(A, LaneMask(1), |_| 0u64).unwrap();
+        poll_until(&server, || begun.is_open());
+        drop(server);
+        assert_eq!(ledger.live(), 0, "not a moment longer");
+    }
+}
+
+#[test]
+fn serving_neither_takes_nor_frees_shared_memory() {
+    let registry = served_registry();
+    registry.bytes(common::B, |_, bytes| bytes).unwrap();
+    let ledger = Ledger::default();
+    let server = builder(&ledger, Abi::Llvm20).registry(&registry).build().unwrap();
+    play(&server, async {
+        let client = server.client();
+        client.call_async(A, LaneMask(3), |_| 1u64, |_, _: u64| ()).await.unwrap();
+        let message = [1; 10_000];
+        let opened = client.open_async(common::B, LaneMask(3)).await.unwrap();
+        let mut port = opened.send_stream_async(|_| &message).await.unwrap();
+        port.recv_stream_async(|_, _, _| ()).await.unwrap();
+    });
+    server.shutdown();
+    assert_eq!((ledger.purposes().len(), ledger.returned()), (3, (0, 0)));
+}
