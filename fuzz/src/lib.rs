@@ -2,9 +2,11 @@
 
 mod input;
 mod layout;
+mod printf;
 mod server;
 mod stream;
 
 pub use layout::layout;
+pub use printf::printf;
 pub use server::server;
 pub use stream::stream;

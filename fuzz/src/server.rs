@@ -7,6 +7,8 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use hostcall::backend::host::HostAllocator;
+use hostcall::libc::files::{Captured, Standard};
+use hostcall::libc::{self, Heap, Services};
 use hostcall::{
     Abi, Call, HandlerError, Handling, LaneMask, ManualClock, Opcode, Registry, Request, Server,
 };
@@ -24,12 +26,16 @@ pub fn server(data: &[u8]) {
     let mut input = Input(data);
     let clock = Arc::new(ManualClock::default());
     let abi = input.abi();
+    let registry = registry(input.byte() & 1 == 0);
+    let services = services();
+    services.register(&registry).expect("nobody else has the class of the C library");
     let server = Server::builder(HostAllocator)
         .abi(abi)
         .ports(1 + input.below(40))
         .lanes(1 + input.below(64))
         .shards(1 + input.below(3))
-        .registry(&registry(input.byte() & 1 == 0))
+        .registry(&registry)
+        .owning(services)
         .stream_limit(LIMIT)
         .device_deadline(Duration::from_secs(1))
         .handler_deadline(Duration::from_secs(5))
@@ -85,11 +91,21 @@ fn check_poll(server: &Server<HostAllocator>) {
 }
 
 fn opcode(input: &mut Input<'_>) -> Opcode {
-    match input.below(KINDS + 4) {
+    match input.below(KINDS + 12) {
         kind @ 0..KINDS => Opcode(0x5000 + kind),
+        _ if input.byte() & 3 != 0 => libc::opcode::ALL[input.below(33) as usize].0,
         KINDS => Opcode::new(CLASS, input.u32() & 0xff),
         _ => Opcode(input.u32()),
     }
+}
+
+/// The C library with everything that a device may do without touching this machine.
+fn services() -> Services {
+    Services::builder()
+        .standard(Standard::null().stdout(Captured::bounded(1 << 16)))
+        .heap(Heap::growing(HostAllocator, 1 << 20))
+        .host_function(1, |bytes| bytes.len() as u64)
+        .build()
 }
 
 /// Handlers of every kind. The numbers are below 16 bits, so that every interface can say them.

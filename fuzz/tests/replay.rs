@@ -43,3 +43,8 @@ fn a_stream_survives_its_seeds() {
 fn a_layout_survives_its_seeds() {
     replay("layout", hostcall_fuzz::layout);
 }
+
+#[test]
+fn printf_survives_its_seeds() {
+    replay("printf", hostcall_fuzz::printf);
+}
