@@ -614,7 +614,7 @@ fn a_shutdown_from_inside_a_handler() {
         registry
             .conversation(C, async |mut call| {
                 loop {
-                    call.recv(|_| ()).await?
+                    call.recv(|_| ()).await?;
                 }
             })
             .unwrap();
@@ -660,7 +660,7 @@ fn a_drain_ends_though_a_handler_is_never_done() {
     let drained = in_finite_time(|| {
         let registry = conversation(async |_| {
             loop {
-                futures_lite::future::yield_now().await
+                futures_lite::future::yield_now().await;
             }
         });
         let limit = Duration::from_millis(5);

@@ -326,7 +326,7 @@ fn a_shutdown_is_heard_by_a_sleeping_worker() {
         registry
             .conversation(A, async |mut call| {
                 loop {
-                    call.recv(|_| ()).await?
+                    call.recv(|_| ()).await?;
                 }
             })
             .unwrap();

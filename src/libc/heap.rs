@@ -57,13 +57,20 @@ trait Source: Send {
 }
 
 impl Heap {
-    /// A heap of `size` bytes, all taken from the allocator now.
+    /// A heap of `size` bytes, all taken from the allocator now, with 2 MiB more for alignment where
+    /// it has room for a slab.
     ///
     /// # Errors
     /// The allocator's.
     pub fn pool<A: SharedAllocator + 'static>(allocator: A, size: u64) -> Result<Self, A::Error> {
-        let block = SharedBox::new(Arc::new(allocator), layout(size), Purpose::Heap)?;
-        let start = block.device().0;
+        // Room to begin at a slab's boundary, so that as many slabs fit as the size says.
+        let padding = if size >= SLAB { SLAB } else { 0 };
+        let whole = layout(size.saturating_add(padding));
+        let block = SharedBox::new(Arc::new(allocator), whole, Purpose::Heap)?;
+        let start = match padding {
+            0 => block.device().0,
+            _ => block.device().0.next_multiple_of(SLAB),
+        };
         let free = BTreeMap::from([(start, size)]);
         Ok(Self::new(Pool { free, _block: block }))
     }
@@ -230,7 +237,8 @@ mod tests {
                 assert!(even.iter().chain(&odd).all(|&at| heap.free(at)), "round {round}");
                 assert_eq!((heap.stats().live, heap.stats().live_bytes), (0, 0));
             }
-            assert!(heap.allocate(7 << 20).is_some(), "the pieces were joined");
+            let slabs: Vec<_> = (0..4).map(|_| heap.allocate(SLAB)).collect();
+            assert!(slabs.iter().all(Option::is_some), "the pieces were joined");
         }
     }
 
