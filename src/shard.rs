@@ -19,6 +19,7 @@ use crate::call::panic_message;
 use crate::error::{Cause, ConversationError, HandlerError, WaitingFor};
 use crate::handler::{HandlerFuture, Handling, Request};
 use crate::protocol::atomic::AtomicU32;
+use crate::protocol::channel::differ;
 use crate::protocol::{Channel, Host, Incoming, Opcode, Port, Role, Status};
 use crate::registry::{Registry, Table};
 use crate::server::Conversation;
@@ -200,7 +201,7 @@ impl Shard {
         let (number, of) = (self.number as usize, self.of as usize);
         let mut first = 0;
         for line in (number..lines.len()).step_by(of) {
-            if line_differs(&lines[line], &seen_lines[line]) {
+            if differ(&lines[line], &seen_lines[line]) {
                 self.note(first, &lines[line], &seen_lines[line]);
             }
             first += LINE;
@@ -442,14 +443,6 @@ impl Shard {
         let own = self.entries[index as usize].waker.as_ref();
         own.is_some_and(|(_, own)| own.will_wake(waker))
     }
-}
-
-/// Whether any mailbox of a line is news. Sixteen at once and without a loop: compilers do not unroll
-/// loops over atomics, and this is what an idle pass costs.
-fn line_differs(mailboxes: &[AtomicU32; LINE as usize], seen: &[AtomicU32; LINE as usize]) -> bool {
-    let differs = |i: usize| mailboxes[i].load(Ordering::Relaxed) ^ seen[i].load(Ordering::Relaxed);
-    let four = |i| differs(i) | differs(i + 1) | differs(i + 2) | differs(i + 3);
-    four(0) | four(4) | four(8) | four(12) != 0
 }
 
 impl Deadlines {

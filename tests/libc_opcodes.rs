@@ -284,7 +284,7 @@ fn handles_that_are_not_open_files_are_refused_and_crash_nothing() {
         let files = warp.fopen(name, "w");
         let stale = |lane: u32| files[lane as usize];
         warp.fclose(stale);
-        let forged = |lane: u32| [0x7fff_dead_beef_0000, u64::MAX & !3, 8, 4][lane as usize % 4];
+        let forged = |lane: u32| [0x7fff_dead_beef_0000, !3, 8, 4][lane as usize % 4];
         for file in [&stale as &dyn Fn(u32) -> u64, &forged] {
             assert_eq!(warp.active(&warp.fwrite(file, |_| b"x".to_vec())), all(&warp, 0));
             assert_eq!(warp.active(&warp.fclose(file)), all(&warp, -1));
@@ -424,11 +424,11 @@ fn host_functions_are_called_by_their_id_and_their_result_comes_back() {
     };
     with(configure, |warp, served| {
         let bytes = |lane: u32| vec![2; 100 + lane as usize];
-        let function = |lane: u32| if lane % 2 == 0 { 1 } else { 0x7fff_1234_5678 };
+        let function = |lane: u32| if lane.is_multiple_of(2) { 1 } else { 0x7fff_1234_5678 };
         let results = warp.host_call(function, bytes);
         for lane in warp.mask {
             let length = 100 + u64::from(lane);
-            let expected = if lane % 2 == 0 { 2 * length } else { length };
+            let expected = if lane.is_multiple_of(2) { 2 * length } else { length };
             assert_eq!(results[lane as usize], expected);
         }
         assert_eq!(warp.active(&warp.host_call(|_| 2, bytes)), all(&warp, -1));
@@ -479,7 +479,7 @@ fn printf_prints_each_lane_in_one_piece() {
         let format = |_| with_nul(b"lane %d: %s and %s, %.2f%%\n".to_vec());
         // 4 bytes, padding, two pointers, a double; the second string is null on odd lanes.
         let arguments = |lane: u32| {
-            let second = if lane % 2 == 0 { 0x2000 + u64::from(lane) } else { 0 };
+            let second = if lane.is_multiple_of(2) { 0x2000 + u64::from(lane) } else { 0 };
             let words = [u64::from(lane), 0x1000 + u64::from(lane), second, 1.005f64.to_bits()];
             words.iter().flat_map(|word| word.to_le_bytes()).collect()
         };
@@ -493,7 +493,7 @@ fn printf_prints_each_lane_in_one_piece() {
             .iter()
             .map(|lane| {
                 let first = String::from_utf8(string(lane, 0x1000)).unwrap();
-                let second = if lane % 2 == 0 {
+                let second = if lane.is_multiple_of(2) {
                     String::from_utf8(string(lane, 0x2000)).unwrap()
                 } else {
                     "(null)".to_owned()

@@ -247,6 +247,59 @@ impl Lane<'_> {
     }
 }
 
+/// Whether any of sixteen words differs from its counterpart: a cache line of mailboxes in one look.
+///
+/// Only a hint. A word that changes at this moment may be seen or not; whoever acts on the answer
+/// loads the word itself.
+#[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
+pub(crate) fn differ(words: &[AtomicU32; 16], others: &[AtomicU32; 16]) -> bool {
+    let equal: u32;
+    // SAFETY: reads 64 bytes behind each reference and writes no memory. The words may change
+    // meanwhile, as atomics may; what is read of such a word is not used as a value. SSE2 is part of
+    // every x86-64.
+    unsafe {
+        core::arch::asm!(
+            "movdqu {a}, [{words}]",
+            "movdqu {b}, [{words} + 16]",
+            "movdqu {c}, [{words} + 32]",
+            "movdqu {d}, [{words} + 48]",
+            "movdqu {e}, [{others}]",
+            "pxor {a}, {e}",
+            "movdqu {e}, [{others} + 16]",
+            "pxor {b}, {e}",
+            "movdqu {e}, [{others} + 32]",
+            "pxor {c}, {e}",
+            "movdqu {e}, [{others} + 48]",
+            "pxor {d}, {e}",
+            "por {a}, {b}",
+            "por {c}, {d}",
+            "por {a}, {c}",
+            "pxor {e}, {e}",
+            "pcmpeqd {a}, {e}",
+            "pmovmskb {equal:e}, {a}",
+            words = in(reg) words.as_ptr(),
+            others = in(reg) others.as_ptr(),
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            e = out(xmm_reg) _,
+            equal = out(reg) equal,
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+    equal != 0xffff
+}
+
+/// As above, word by word and without a loop: compilers do not unroll loops over atomics.
+#[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
+#[cfg_attr(hostcall_loom, expect(dead_code, reason = "the models have no server"))]
+pub(crate) fn differ(words: &[AtomicU32; 16], others: &[AtomicU32; 16]) -> bool {
+    let one = |i: usize| words[i].load(Ordering::Relaxed) ^ others[i].load(Ordering::Relaxed);
+    let four = |i| one(i) | one(i + 1) | one(i + 2) | one(i + 3);
+    four(0) | four(4) | four(8) | four(12) != 0
+}
+
 #[cfg(target_endian = "big")]
 compile_error!("the wire is little-endian; big-endian hosts are not supported");
 
@@ -303,6 +356,21 @@ mod tests {
         assert_eq!(lane.word(2), u64::MAX);
         lane.clear();
         assert_eq!(lane.load(), Packet::default());
+    }
+
+    #[test]
+    fn a_difference_is_seen_in_every_word_and_bit() {
+        let (ones, others): (Vec<AtomicU32>, Vec<AtomicU32>) = (words(17), words(16));
+        let (ones, others) = (ones[1..].first_chunk().unwrap(), others.first_chunk().unwrap());
+        assert!(!differ(ones, others));
+        for index in 0..16 {
+            for bit in 0..32 {
+                ones[index].store(1 << bit, Ordering::Relaxed);
+                assert!(differ(ones, others) && differ(others, ones), "word {index}, bit {bit}");
+                others[index].store(1 << bit, Ordering::Relaxed);
+                assert!(!differ(ones, others), "word {index}, bit {bit}");
+            }
+        }
     }
 
     #[test]

@@ -51,6 +51,7 @@ fn floats() {
     assert_eq!(float("%f", 2.5), "2.500000");
     assert_eq!([0.5, 1.5, 2.5].map(|x| float("%.0f", x)).concat(), "022");
     assert_eq!(float("%e", 12345.678), "1.234568e+04");
+    assert_eq!(float("%.2Lf", 1.125), "1.12", "a long double has 8 bytes on devices");
     assert_eq!(float("%.0e|", 25000.0), "2e+04|");
     assert_eq!(float("%g", 0.0001), "0.0001");
     assert_eq!(float("%g", 0.00001), "1e-05");
