@@ -126,8 +126,9 @@ pub enum Cause {
         /// For whom.
         on: WaitingFor,
     },
-    /// The handler waited for a packet, but its client had finished and another opened the port.
-    #[error("the handler read more than its client sent")]
+    /// The client had finished and another opened the port, but the handler was not done: it waited
+    /// for a packet that nobody meant to send, or it worked on after its last reply.
+    #[error("the handler went on after its client had finished")]
     ReadTooMuch,
     /// The client sent another packet after the handler had finished.
     #[error("the handler finished before it had read all that its client sent")]

@@ -228,6 +228,9 @@ impl Registry {
 
     /// A whole conversation, as an async function of its [`Call`].
     ///
+    /// For the client the conversation ends with the last reply. A function that goes on after it is
+    /// cancelled when the next client opens the port: hand such work to somebody else.
+    ///
     /// # Errors
     /// [`RegisterError::OpcodeTaken`].
     pub fn conversation<F>(

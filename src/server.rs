@@ -28,7 +28,8 @@ pub enum ErrorPolicy {
     /// Serve the others. The error is counted, kept if it is the first, and given to the hook.
     #[default]
     KeepServing,
-    /// As above, and [`poll`](Server::poll) returns it from now on and serves nothing more.
+    /// As above, and [`poll`](Server::poll) returns it from now on and serves nothing more. Clients
+    /// of this process that wait are told that the server is gone.
     Stop,
 }
 
@@ -321,20 +322,27 @@ impl<A: SharedAllocator + 'static> Server<A> {
     /// # Errors
     /// As [`poll`](Self::poll).
     pub fn drain(&self) -> Result<Drained, ConversationError> {
+        self.drain_within(u64::MAX)
+    }
+
+    /// As [`drain`](Self::drain), in a number of rounds: a clock that stands still ends nothing.
+    pub(crate) fn drain_within(&self, rounds: u64) -> Result<Drained, ConversationError> {
         let clock = &self.core.clock;
         let end = clock.now().saturating_add(self.drain_limit);
         let mut served = 0;
+        let mut round = 0;
         loop {
+            round += 1;
             let step = self.poll()?;
             served += step;
-            if step > 0 && clock.now() < end {
+            if step > 0 && round < rounds && clock.now() < end {
                 continue;
             }
             let mut shards = self.shards.iter().filter_map(|shard| shard.try_lock());
             let channel = self.memory.channel();
             let busy =
                 shards.any(|shard| shard.has_woken() || shard.is_working(&self.core, &channel));
-            if !busy || clock.now() >= end {
+            if !busy || round >= rounds || clock.now() >= end {
                 return Ok(Drained { served, unfinished: self.conversations().len() });
             }
             clock.sleep(Duration::from_micros(100));
@@ -460,6 +468,10 @@ impl<A: SharedAllocator + 'static> Server<A> {
     fn with_pass<T>(&self, number: usize, f: impl FnOnce(&Pass<'_>) -> T) -> T {
         let report = |error: ConversationError| {
             self.first_error.lock().get_or_insert_with(|| error.clone());
+            if self.policy == ErrorPolicy::Stop {
+                // Nobody serves any more: clients of this process are told.
+                self.core.closed.store(true, Ordering::Release);
+            }
             if let Some(hook) = &self.hook {
                 // A hook that panics must not take the others' conversations with it.
                 let _ = catch_unwind(AssertUnwindSafe(|| hook(&error)));

@@ -108,10 +108,6 @@ impl Shard {
         if self.changed.is_empty() && self.woken.is_empty() && self.in_flight == 0 {
             return 0;
         }
-        if self.version != pass.registry.version() {
-            self.version = pass.registry.version();
-            self.table = pass.registry.table();
-        }
         let mut served = 0;
         let mut changed = std::mem::take(&mut self.changed);
         for index in changed.drain(..) {
@@ -284,6 +280,11 @@ impl Shard {
         self.entries[index as usize].opcode = opcode;
         if pass.core.closed.load(Ordering::Acquire) {
             return self.finish(pass, index, caller, port, Err(Cause::ShutDown));
+        }
+        // After the mailbox was acquired: what was registered before the client sent is found.
+        if self.version != pass.registry.version() {
+            self.version = pass.registry.version();
+            self.table = pass.registry.table();
         }
         let Some(handler) = self.table.find(opcode) else {
             return self.finish(pass, index, caller, port, Err(Cause::UnknownOpcode));

@@ -8,6 +8,7 @@
 //! What runs on other threads ([`Call::run_blocking`](crate::Call::run_blocking), blocking
 //! handlers) is not under the scheduler's control: a simulation with such handlers does not replay.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -57,6 +58,7 @@ pub struct Simulation {
     step_limit: u64,
     tick: Duration,
     stops: Vec<(u32, u64)>,
+    owned: Vec<Box<dyn Any>>,
     configure: Box<dyn Fn(Builder<HostAllocator>) -> Builder<HostAllocator>>,
 }
 
@@ -149,6 +151,7 @@ impl Simulation {
             step_limit: 10_000_000,
             tick: Duration::from_micros(1),
             stops: Vec::new(),
+            owned: Vec::new(),
             configure: Box::new(|builder| builder),
         }
     }
@@ -199,6 +202,14 @@ impl Simulation {
     #[must_use]
     pub fn stop_warp(mut self, warp: u32, steps: u64) -> Self {
         self.stops.push((warp, steps));
+        self
+    }
+
+    /// Gives the simulation something to keep for as long as it lives, such as the C library's
+    /// [`Services`](crate::libc::Services).
+    #[must_use]
+    pub fn owning(mut self, value: impl Any) -> Self {
+        self.owned.push(Box::new(value));
         self
     }
 
@@ -278,7 +289,7 @@ impl Simulation {
                 alive.swap_remove(choice);
             }
         }
-        server.drain().map_err(failed)?;
+        server.drain_within(self.step_limit).map_err(failed)?;
         let report = Report {
             seed,
             steps,

@@ -81,6 +81,8 @@ pub struct Worker<A: SharedAllocator + 'static> {
     server: Arc<Server<A>>,
     control: Arc<Control>,
     threads: Vec<JoinHandle<()>>,
+    /// Whether the end was waited for in vain.
+    stuck: bool,
 }
 
 /// Settings of a [`Worker`].
@@ -129,7 +131,7 @@ impl<A: SharedAllocator + 'static> WorkerBuilder<A> {
     pub fn start(self) -> Result<Worker<A>, WorkerError> {
         let count = self.threads.clamp(1, self.server.shards());
         let control = Arc::<Control>::default();
-        let mut worker = Worker { server: self.server, control, threads: Vec::new() };
+        let mut worker = Worker { server: self.server, control, threads: Vec::new(), stuck: false };
         for number in 0..count {
             let shards: Vec<_> = (number..worker.server.shards()).step_by(count).collect();
             let (server, control) = (worker.server.clone(), worker.control.clone());
@@ -229,7 +231,8 @@ impl<A: SharedAllocator + 'static> Worker<A> {
         *self.control.running.lock() == self.threads.len()
     }
 
-    /// Ends the threads, then serves what clients had sent by then.
+    /// Ends the threads, then serves what clients had sent by then. Clients that call later find
+    /// nobody: [shut the server down](Server::shutdown) to have them told.
     ///
     /// # Errors
     /// [`WorkerError`]. A thread whose handler does not return within the server's drain limit is
@@ -255,6 +258,7 @@ impl<A: SharedAllocator + 'static> Worker<A> {
             self.server.wake();
             let woken = self.control.ended.wait_for(&mut running, Duration::from_millis(10));
             if woken.timed_out() && Instant::now() >= end {
+                self.stuck = true;
                 return Err(WorkerError::Stuck(limit));
             }
         }
@@ -269,8 +273,10 @@ impl<A: SharedAllocator + 'static> Worker<A> {
 
 impl<A: SharedAllocator + 'static> Drop for Worker<A> {
     fn drop(&mut self) {
-        // Whoever wants to know calls `stop`.
-        let _ = self.end();
+        // Whoever wants to know calls `stop`, and what was stuck then has been waited for.
+        if !self.stuck {
+            let _ = self.end();
+        }
     }
 }
 

@@ -153,10 +153,13 @@ private:
     detail::fence();
     return true;
   }
+  // One lane: of several, a late one would free the lock that another warp has taken meanwhile.
   HOSTCALL_PRIMITIVE void unlock(Client &client) {
     detail::lanes_sync(mask_);
     detail::fence();
-    detail::and_relaxed(&client.locks[index_ / 32], ~(1u << (index_ % 32)));
+    if (detail::lane_id() == detail::first_lane(mask_))
+      detail::and_relaxed(&client.locks[index_ / 32], ~(1u << (index_ % 32)));
+    detail::lanes_sync(mask_);
   }
   HOSTCALL_PRIMITIVE u64 *slot() const {
     return __hostcall_baseline_client.slots + ((u64)index_ * detail::lane_width() + detail::lane_id()) * 8;

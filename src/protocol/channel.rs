@@ -120,6 +120,12 @@ impl<'c> Channel<'c> {
         LaneMask(mask).cut(self.layout.lanes())
     }
 
+    /// The opcode of a port's header as it stands there: in an interface's own numbers, and crossed
+    /// out once a server of this crate has accepted the request.
+    pub fn raw_opcode(&self, port: u32) -> u32 {
+        self.opcode_and_status(port).0
+    }
+
     /// The opcode of a port's header as its client wrote it, and the status.
     pub(super) fn opcode_and_status(&self, port: u32) -> (u32, u32) {
         let word = self.header(port)[1].load(Ordering::Relaxed);
