@@ -82,23 +82,26 @@ pub struct Request<'a> {
     pub(crate) core: &'a Arc<Core>,
     pub(crate) caller: Caller,
     pub(crate) state: PortState,
-    pub(crate) channel: Channel<'a>,
+    pub(crate) channel: &'a Channel<'a>,
     /// Set by `detach`.
     pub(crate) detached: &'a Cell<bool>,
 }
 
 impl<'a> Request<'a> {
     /// What the client asks for.
+    #[inline]
     pub fn opcode(&self) -> Opcode {
         self.caller.opcode
     }
 
     /// The port that it uses.
+    #[inline]
     pub fn port(&self) -> u32 {
         self.caller.port
     }
 
     /// The lanes that take part. Bits beyond the lane width have been cut off; it may be empty.
+    #[inline]
     pub fn mask(&self) -> LaneMask {
         self.caller.mask
     }
@@ -109,9 +112,9 @@ impl<'a> Request<'a> {
     }
 
     /// The packets of the active lanes, lowest lane first, to read and to change in place.
+    #[inline]
     pub fn lanes(&self) -> impl Iterator<Item = Lane<'a>> + use<'a> {
-        let (channel, port) = (self.channel, self.caller.port);
-        self.caller.mask.iter().map(move |lane| channel.lane(port, lane))
+        self.channel.lanes(self.caller.port, self.caller.mask)
     }
 
     /// Tells whoever runs the server that the device program wants to end.

@@ -29,6 +29,9 @@ use crate::stats::Counters;
 /// Mailboxes in a cache line. A shard takes whole lines, so that threads do not share any.
 const LINE: u32 = 16;
 
+/// How many ports ahead packets are fetched.
+const AHEAD: usize = 2;
+
 /// How long a conversation may make no progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
@@ -110,9 +113,17 @@ impl Shard {
         }
         let mut served = 0;
         let mut changed = std::mem::take(&mut self.changed);
-        for index in changed.drain(..) {
+        // The device has just written there: without asking ahead, each port waits for memory twice.
+        for &index in &changed {
+            pass.channel.prefetch_header(self.port(index));
+        }
+        for (position, &index) in changed.iter().enumerate() {
+            if let Some(&later) = changed.get(position + AHEAD) {
+                pass.channel.prefetch_packets(self.port(later));
+            }
             served += self.handed_over(pass, index);
         }
+        changed.clear();
         self.changed = changed;
         self.ready.take(&mut self.woken);
         let mut woken = std::mem::take(&mut self.woken);
@@ -294,7 +305,7 @@ impl Shard {
             core: pass.core,
             caller,
             state: port.state(),
-            channel: pass.channel,
+            channel: &pass.channel,
             detached: &detached,
         };
         let handled = catch_unwind(AssertUnwindSafe(|| handler.handle(request)));

@@ -90,16 +90,19 @@ impl<'c> Channel<'c> {
     }
 
     /// Where everything lies.
+    #[inline]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
     /// The mailboxes that the server writes, one for each port.
+    #[inline]
     pub fn primary(&self) -> &'c [AtomicU32] {
         self.primary
     }
 
     /// The mailboxes that the client writes, one for each port.
+    #[inline]
     pub fn secondary(&self) -> &'c [AtomicU32] {
         self.secondary
     }
@@ -108,16 +111,48 @@ impl<'c> Channel<'c> {
     ///
     /// # Panics
     /// When the layout has no such port or lane.
+    #[inline]
     pub fn lane(&self, port: u32, lane: u32) -> Lane<'c> {
         assert!(lane < self.layout.lanes().get(), "lane {lane} of {}", self.layout.lanes().get());
-        let start = (self.layout.packet_offset(port, lane) - self.layout.packets_offset()) / 8;
-        Lane { words: &self.packets[start..start + PACKET_WORDS], lane }
+        Lane { words: &self.packets_of(port)[lane as usize], lane }
+    }
+
+    /// The packets of a port's lanes in a mask, lowest lane first. Lanes that the layout does not
+    /// have are left out.
+    ///
+    /// # Panics
+    /// When the layout has no such port.
+    #[inline]
+    pub fn lanes(&self, port: u32, mask: LaneMask) -> impl Iterator<Item = Lane<'c>> + use<'c> {
+        let packets = self.packets_of(port);
+        let lanes = mask.cut(self.layout.lanes()).iter();
+        lanes.map(move |lane| Lane { words: &packets[lane as usize], lane })
+    }
+
+    #[inline]
+    fn packets_of(&self, port: u32) -> &'c [[AtomicU64; PACKET_WORDS]] {
+        let start = (self.layout.packet_offset(port, 0) - self.layout.packets_offset()) / 8;
+        let words = PACKET_WORDS * self.layout.lanes().get() as usize;
+        self.packets[start..start + words].as_chunks().0
     }
 
     /// The mask of a port's header, without the lanes that the layout does not have.
+    #[inline]
     pub fn mask(&self, port: u32) -> LaneMask {
         let mask = self.header(port)[0].load(Ordering::Relaxed);
         LaneMask(mask).cut(self.layout.lanes())
+    }
+
+    /// Starts to fetch a port's header, which is about to be looked at.
+    #[cfg(not(hostcall_loom))]
+    pub(crate) fn prefetch_header(&self, port: u32) {
+        prefetch(&self.header(port)[0]);
+    }
+
+    /// Starts to fetch the packets of a port's active lanes. Its header should be there by now.
+    #[cfg(not(hostcall_loom))]
+    pub(crate) fn prefetch_packets(&self, port: u32) {
+        self.lanes(port, self.mask(port)).for_each(|lane| prefetch(&lane.words[0]));
     }
 
     /// The opcode of a port's header as it stands there: in an interface's own numbers, and crossed
@@ -127,18 +162,21 @@ impl<'c> Channel<'c> {
     }
 
     /// The opcode of a port's header as its client wrote it, and the status.
+    #[inline]
     pub(super) fn opcode_and_status(&self, port: u32) -> (u32, u32) {
         let word = self.header(port)[1].load(Ordering::Relaxed);
         (word as u32, (word >> 32) as u32)
     }
 
     /// Writes opcode and status into a port's header.
+    #[inline]
     pub(super) fn set_opcode_and_status(&self, port: u32, opcode: u32, status: u32) {
         let word = u64::from(status) << 32 | u64::from(opcode);
         self.header(port)[1].store(word, Ordering::Relaxed);
     }
 
     /// Writes a port's whole header.
+    #[inline]
     pub(crate) fn set_header(&self, port: u32, header: Header) {
         self.header(port)[0].store(header.mask, Ordering::Relaxed);
         self.set_opcode_and_status(port, header.opcode, header.status);
@@ -159,6 +197,7 @@ impl<'c> Channel<'c> {
         }
     }
 
+    #[inline]
     fn header(&self, port: u32) -> &'c [AtomicU64] {
         let start = (self.layout.header_offset(port) - self.layout.packets_offset()) / 8;
         &self.packets[start..start + 2]
@@ -171,12 +210,13 @@ impl<'c> Channel<'c> {
 /// rules, so read once, then check, then use.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane<'c> {
-    words: &'c [AtomicU64],
+    words: &'c [AtomicU64; PACKET_WORDS],
     lane: u32,
 }
 
 impl Lane<'_> {
     /// The lane's number in its warp.
+    #[inline]
     pub fn index(&self) -> u32 {
         self.lane
     }
@@ -185,6 +225,7 @@ impl Lane<'_> {
     ///
     /// # Panics
     /// From index 8 on.
+    #[inline]
     pub fn word(&self, index: usize) -> u64 {
         self.words[index].load(Ordering::Relaxed)
     }
@@ -193,16 +234,19 @@ impl Lane<'_> {
     ///
     /// # Panics
     /// From index 8 on.
+    #[inline]
     pub fn set_word(&self, index: usize, value: u64) {
         self.words[index].store(value, Ordering::Relaxed);
     }
 
     /// A copy of the whole packet.
+    #[inline]
     pub fn load(&self) -> Packet {
         Packet { words: core::array::from_fn(|index| self.word(index)) }
     }
 
     /// Writes the whole packet.
+    #[inline]
     pub fn store(&self, packet: &Packet) {
         for (index, &word) in packet.words.iter().enumerate() {
             self.set_word(index, word);
@@ -211,6 +255,7 @@ impl Lane<'_> {
 
     /// The value whose bytes stand at the beginning of the packet. A `T` larger than a packet does
     /// not compile.
+    #[inline]
     pub fn value<T: Pod>(&self) -> T {
         const { assert!(size_of::<T>() <= PACKET_SIZE, "the value is larger than a packet") }
         let mut packet = Packet::default();
@@ -222,6 +267,7 @@ impl Lane<'_> {
 
     /// Writes a value at the beginning of the packet; of the last word begun, the rest is zero.
     /// A `T` larger than a packet does not compile.
+    #[inline]
     pub fn set_value<T: Pod>(&self, value: &T) {
         let packet = Packet::from_value(value);
         for index in 0..size_of::<T>().div_ceil(8) {
@@ -251,6 +297,20 @@ impl Lane<'_> {
     pub fn clear(&self) {
         self.store(&Packet::default());
     }
+}
+
+/// Starts to fetch a word's cache line. Says nothing of its value.
+#[cfg(not(hostcall_loom))]
+fn prefetch(word: &AtomicU64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of every x86-64, and a prefetch changes nothing that a program can see.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(
+            word.as_ptr().cast(),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = word;
 }
 
 /// Whether any of sixteen words differs from its counterpart: a cache line of mailboxes in one look.

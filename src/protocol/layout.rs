@@ -47,6 +47,7 @@ impl PortCount {
     }
 
     /// The number.
+    #[inline]
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -68,6 +69,7 @@ impl LaneWidth {
     }
 
     /// The number.
+    #[inline]
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -155,16 +157,19 @@ impl Layout {
     }
 
     /// The interface.
+    #[inline]
     pub const fn abi(&self) -> Abi {
         self.abi
     }
 
     /// The number of ports.
+    #[inline]
     pub const fn ports(&self) -> PortCount {
         self.ports
     }
 
     /// The lanes of a warp: the number of packets of each port.
+    #[inline]
     pub const fn lanes(&self) -> LaneWidth {
         self.lanes
     }
@@ -185,16 +190,19 @@ impl Layout {
     }
 
     /// The packet block: all headers and packets.
+    #[inline]
     pub const fn packets_offset(&self) -> usize {
         self.packets_offset
     }
 
     /// The header of a port.
+    #[inline]
     pub const fn header_offset(&self, port: u32) -> usize {
         self.packets_offset + self.header_stride * port as usize
     }
 
     /// The packet of a port's lane.
+    #[inline]
     pub const fn packet_offset(&self, port: u32, lane: u32) -> usize {
         self.packets_offset
             + self.first_packet

@@ -126,11 +126,13 @@ pub struct PortState {
 
 impl PortState {
     /// Whether this side waits for the peer.
+    #[inline]
     pub fn is_waiting(&self) -> bool {
         self.phase == Phase::Waiting
     }
 
     /// What this side last wrote into its mailbox.
+    #[inline]
     pub fn out(&self) -> u32 {
         self.out
     }
@@ -155,21 +157,25 @@ impl<'c, R: Role> Port<'c, R> {
     }
 
     /// The port's number.
+    #[inline]
     pub fn index(&self) -> u32 {
         self.state.index
     }
 
     /// The lanes that take part.
+    #[inline]
     pub fn mask(&self) -> LaneMask {
         self.state.mask
     }
 
     /// Where the conversation stands: what to keep until it goes on.
+    #[inline]
     pub fn state(&self) -> PortState {
         self.state
     }
 
     /// Whether the packets belong to this side now.
+    #[inline]
     pub fn is_ready(&mut self) -> bool {
         if self.state.phase == Phase::Waiting {
             // Acquire: what the peer wrote before it handed over is visible after this.
@@ -206,6 +212,7 @@ impl<'c, R: Role> Port<'c, R> {
     }
 
     /// Whether the packet that a receive would read is there, unread.
+    #[inline]
     pub(crate) fn next_is_ready(&mut self) -> bool {
         if self.state.phase == Phase::Received {
             self.hand_over();
@@ -214,11 +221,12 @@ impl<'c, R: Role> Port<'c, R> {
     }
 
     /// The packets of the active lanes, whoever owns them now.
+    #[inline]
     pub(crate) fn lanes(&self) -> impl Iterator<Item = Lane<'c>> + use<'c, R> {
-        let (channel, index) = (self.channel, self.state.index);
-        self.state.mask.iter().map(move |lane| channel.lane(index, lane))
+        self.channel.lanes(self.state.index, self.state.mask)
     }
 
+    #[inline]
     fn hand_over(&mut self) {
         self.state.out ^= 1;
         // Release: the packets are visible to the peer before the flag is.

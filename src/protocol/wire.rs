@@ -31,6 +31,7 @@ impl Packet {
     /// A packet that begins with the bytes of `value`; the rest is zero.
     ///
     /// A `T` larger than a packet does not compile.
+    #[inline]
     pub fn from_value<T: Pod>(value: &T) -> Self {
         const { assert!(size_of::<T>() <= PACKET_SIZE, "the value is larger than a packet") }
         let mut packet = Packet::default();
@@ -42,12 +43,14 @@ impl Packet {
     /// The value whose bytes stand at the beginning of the packet.
     ///
     /// A `T` larger than a packet does not compile.
+    #[inline]
     pub fn value<T: Pod>(&self) -> T {
         const { assert!(size_of::<T>() <= PACKET_SIZE, "the value is larger than a packet") }
         bytemuck::pod_read_unaligned(&self.bytes()[..size_of::<T>()])
     }
 
     /// The 64 bytes.
+    #[inline]
     pub fn bytes(&self) -> &[u8; PACKET_SIZE] {
         bytemuck::must_cast_ref(self)
     }
@@ -143,6 +146,7 @@ impl LaneMask {
     pub const EMPTY: LaneMask = LaneMask(0);
 
     /// Every lane of a warp of this width.
+    #[inline]
     pub const fn all(width: LaneWidth) -> Self {
         LaneMask(u64::MAX >> (64 - width.get()))
     }
@@ -158,11 +162,13 @@ impl LaneMask {
     }
 
     /// Whether the lane takes part.
+    #[inline]
     pub const fn contains(self, lane: u32) -> bool {
         lane < 64 && self.0 >> lane & 1 == 1
     }
 
     /// How many lanes take part.
+    #[inline]
     pub const fn count(self) -> u32 {
         self.0.count_ones()
     }
@@ -173,17 +179,20 @@ impl LaneMask {
     }
 
     /// The lowest lane that takes part.
+    #[inline]
     pub const fn first(self) -> Option<u32> {
         if self.0 == 0 { None } else { Some(self.0.trailing_zeros()) }
     }
 
     /// Without the lanes that a warp of this width does not have.
     #[must_use]
+    #[inline]
     pub const fn cut(self, width: LaneWidth) -> Self {
         LaneMask(self.0 & Self::all(width).0)
     }
 
     /// The lanes in ascending order.
+    #[inline]
     pub fn iter(self) -> LaneIter {
         LaneIter(self.0)
     }
@@ -209,6 +218,7 @@ pub struct LaneIter(u64);
 
 impl Iterator for LaneIter {
     type Item = u32;
+    #[inline]
     fn next(&mut self) -> Option<u32> {
         if self.0 == 0 {
             return None;
