@@ -558,6 +558,23 @@ fn a_printf_that_cannot_be_prints_nothing_and_the_others_go_on() {
 }
 
 #[test]
+fn a_warp_prints_no_more_than_its_budget() {
+    let quiet = |services: ServicesBuilder| services.standard(Standard::null());
+    with(quiet, |warp, _| {
+        if warp.mask.0 != 0x8421_0f02 {
+            return;
+        }
+        // 20 MiB a lane: three fit into the budget of 64 MiB.
+        let format = |_| with_nul(b"%1048576d".repeat(20));
+        let results =
+            warp.printf(opcode::PRINTF_TO_STDOUT, None, format, |_| vec![0; 80], |_, _| vec![]);
+        let expected: Vec<_> =
+            (0..results.len()).map(|lane| if lane < 3 { 20 << 20 } else { -1 }).collect();
+        assert_eq!(results, expected);
+    });
+}
+
+#[test]
 fn the_test_opcodes_answer_as_llvms_tests_expect() {
     with(defaults, |warp, _| {
         let counts = warp.call(opcode::TEST_INCREMENT, |lane| [u64::from(lane), 0, 0]);

@@ -28,7 +28,7 @@ fn pick<'a>(rng: &mut Rng, from: &[&'a str]) -> &'a str {
 }
 
 fn number(rng: &mut Rng) -> f64 {
-    match rng.u32(..10) {
+    match rng.u32(..11) {
         0 => f64::from_bits(rng.u64(..)),
         1 => f64::from(rng.i32(-20..20)) / 2.0,
         2 => f64::from(rng.i32(-4000..4000)) / 8.0,
@@ -38,15 +38,26 @@ fn number(rng: &mut Rng) -> f64 {
         6 => 10f64.powi(rng.i32(-320..308)),
         7 => f64::from_bits(f64::to_bits(1.0) | (rng.u64(..256) << 44)),
         8 => 9.999_999_5 * 10f64.powi(rng.i32(-8..8)),
+        // Ties of few significant digits: exact, and halves of some decimal place.
+        9 => (rng.u32(..2000) as f64 + 0.5) * 10f64.powi(rng.i32(0..10)),
         _ => rng.f64() * 1000.0,
     }
 }
 
-/// Whether the number's decimal exponent grows when it is rounded to some number of digits.
-fn carries(value: f64) -> bool {
-    let exponent = |text: String| text.split('e').next_back().map(str::to_owned);
-    let exact = exponent(format!("{value:e}"));
-    value.is_finite() && (0..25).any(|digits| exponent(format!("{value:.digits$e}")) != exact)
+/// Whether rounding to so many digits turns a number that `%g` writes in full into one with an exponent:
+/// there, the GNU C library's `%#g` prints `1.e+06` for C's `1.00000e+06`.
+fn carries_into_an_exponent(value: f64, digits: usize) -> bool {
+    let exponent = |text: String| text.split_once('e').unwrap().1.parse::<i32>().unwrap();
+    let behind = digits - 1;
+    value.is_finite()
+        && exponent(format!("{value:e}")) == behind as i32
+        && exponent(format!("{value:.behind$e}")) == digits as i32
+}
+
+/// A number half-way between two of so many hexadecimal digits behind the point, fewer than 13.
+fn hexadecimal_tie(rng: &mut Rng, digits: i32) -> f64 {
+    let half = 1 << (51 - 4 * digits);
+    f64::from_bits(f64::to_bits(1.0) | half | (rng.u64(..1 << 52) & !(2 * half - 1)))
 }
 
 fn integer(rng: &mut Rng) -> u64 {
@@ -64,22 +75,23 @@ fn case(rng: &mut Rng) -> Case {
         rng,
         &[
             "d", "i", "u", "o", "x", "X", "b", "B", "c", "s", "p", "f", "F", "e", "E", "g", "G",
-            "a", "A", "f", "e", "g", "a",
+            "a", "A", "f", "e", "g", "a", "lc", "%",
         ],
     );
-    let (kind, length, allowed) = match conversion {
-        "c" => ('i', "", "-"),
-        "s" => (if rng.u32(..8) == 0 { 'n' } else { 's' }, "", "-"),
-        "p" => ('p', "", "-+ "),
+    let (kind, length) = match conversion {
+        "c" | "lc" => ('i', ""),
+        "s" => (if rng.u32(..8) == 0 { 'n' } else { 's' }, ""),
+        "p" => ('p', ""),
+        "%" => ('%', ""),
         "d" | "i" | "u" | "o" | "x" | "X" | "b" | "B" => {
-            let length = pick(rng, &["", "h", "hh", "l", "ll", "j", "z", "t", "q"]);
-            let kind = if ["", "h", "hh"].contains(&length) { 'i' } else { 'l' };
-            (kind, length, if ["d", "i", "u"].contains(&conversion) { "-+ 0'" } else { "-+ 0#" })
+            let length = pick(rng, &["", "h", "hh", "l", "ll", "j", "z", "t", "q", "L"]);
+            (if ["", "h", "hh"].contains(&length) { 'i' } else { 'l' }, length)
         }
-        _ => ('d', pick(rng, &["", "l"]), "-+ 0#"),
+        _ => ('d', pick(rng, &["", "l"])),
     };
     let mut format = "%".to_owned();
-    for flag in allowed.chars() {
+    // Also where C leaves open what a flag does: the library ignores it, and so do we.
+    for flag in "-+ 0#'".chars() {
         if rng.u32(..4) == 0 {
             format.push(flag);
         }
@@ -93,29 +105,40 @@ fn case(rng: &mut Rng) -> Case {
         }
         _ => {}
     }
-    if conversion != "c" && conversion != "p" {
-        match rng.u32(..4) {
-            0 if rng.u32(..20) == 0 => write!(format, ".{}", rng.u32(300..1200)).unwrap(),
-            0 => write!(format, ".{}", rng.u32(..25)).unwrap(),
-            1 => {
-                format.push_str(".*");
-                stars.push(rng.i32(-5..25));
-            }
-            2 if rng.bool() => format.push('.'),
-            _ => {}
+    let mut precision = -1;
+    match rng.u32(..4) {
+        0 => {
+            precision = if rng.u32(..20) == 0 { rng.i32(300..1200) } else { rng.i32(0..25) };
+            write!(format, ".{precision}").unwrap();
         }
+        1 => {
+            precision = rng.i32(-5..25);
+            format.push_str(".*");
+            stars.push(precision);
+        }
+        2 if rng.bool() => {
+            precision = 0;
+            format.push('.');
+        }
+        _ => {}
     }
     format.push_str(length);
     format.push_str(conversion);
     let bits = match (kind, conversion) {
         (_, "c") => u64::from(rng.u8(..)),
+        (_, "lc") => u64::from(rng.u8(..128)),
+        (_, "a" | "A") if (0..13).contains(&precision) && rng.bool() => {
+            hexadecimal_tie(rng, precision).to_bits()
+        }
         ('d', _) => number(rng).to_bits(),
         ('n', _) => 0,
         _ => integer(rng),
     };
-    if kind == 'd' && conversion.eq_ignore_ascii_case("g") && carries(f64::from_bits(bits)) {
-        // Where rounding adds a digit in front, the GNU C library's `%#g` loses its zeros.
-        format = format.replace('#', "");
+    if conversion.eq_ignore_ascii_case("g") {
+        let digits = usize::try_from(precision).unwrap_or(6).max(1);
+        if carries_into_an_exponent(f64::from_bits(bits), digits) {
+            format = format.replace('#', "");
+        }
     }
     let string = (0..rng.usize(..40)).map(|_| rng.u8(1..=255)).collect();
     Case { format, kind, stars, bits, string }
@@ -171,6 +194,7 @@ fn block(cases: &[Case], layout: ArgumentLayout) -> Vec<u8> {
         match case.kind {
             'i' => push(&(case.bits as u32).to_le_bytes()),
             's' => push(&0x1000u64.to_le_bytes()),
+            '%' => {}
             _ => push(&case.bits.to_le_bytes()),
         }
     }

@@ -11,7 +11,7 @@ use crate::error::{HandlerError, RegisterError};
 use crate::registry::Registry;
 
 use super::files::{FileTable, LineEnd, StreamRef};
-use super::printf::{ArgumentLayout, Format};
+use super::printf::{ArgumentLayout, Format, MAX_OUTPUT};
 use super::services::{State, serve};
 use super::stdio::{first_words, write};
 use super::{opcode, until_nul};
@@ -110,7 +110,14 @@ async fn receive(
         let mut strings = call.recv_stream().await?;
         prints.iter_mut().for_each(|print| print.take_string(&mut strings));
     }
-    Ok(prints.into_iter().map(|print| (print.lane, print.render(layout))).collect())
+    // One budget for the warp: what would go over it is not kept, and fails as if it were alone.
+    let mut left = MAX_OUTPUT;
+    let mut render = |print: Print| {
+        let text = print.render(layout).filter(|text| text.len() <= left)?;
+        left -= text.len();
+        Some(text)
+    };
+    Ok(prints.into_iter().map(|print| (print.lane, render(print))).collect())
 }
 
 impl Print {

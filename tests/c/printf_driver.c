@@ -38,6 +38,7 @@ int main(void) {
     case 'p': length = PRINT((void *)bits); break;
     case 's': unhex(value + 1, string); length = PRINT(string); break;
     case 'n': length = PRINT((char *)NULL); break;
+    case '%': length = PRINT(0); break;
     }
     printf("%d ", length);
     for (int i = 0; i < length; i++)

@@ -36,7 +36,7 @@ impl<'a> Arguments<'a> {
         self.position
     }
 
-    pub(super) fn values(&mut self, directive: &Directive) -> Values {
+    pub(super) fn values(&mut self, directive: &Directive<'_>) -> Values {
         let mut count = |count| match count {
             Count::Argument => Some(self.take::<4>().map_or(-1, i32::from_le_bytes)),
             _ => None,
@@ -44,7 +44,7 @@ impl<'a> Arguments<'a> {
         let (width, precision) = (count(directive.width), count(directive.precision));
         let is_string = directive.conversion == Conversion::String;
         let value = match directive.conversion {
-            Conversion::Unknown => 0,
+            Conversion::Unknown | Conversion::Percent => 0,
             Conversion::Signed(size) | Conversion::Unsigned { size, .. } => match size {
                 Size::Bits64 => self.take_word(),
                 _ => self.take::<4>().map_or(u64::MAX, |bytes| u32::from_le_bytes(bytes).into()),

@@ -77,6 +77,8 @@ fn decimal_exponent(exponent: i32) -> String {
 
 /// The shorter of the two, with `precision` significant digits, without trailing zeros.
 fn general(value: f64, precision: usize, alternate: bool) -> String {
+    // Zeros that would go again are not made: the limit on the output would not see them.
+    let precision = if alternate { precision } else { precision.min(EXACT) };
     let (mantissa, exponent) = scientific(value, precision - 1);
     let in_range = exponent >= -4 && i64::from(exponent) < precision as i64;
     let (mut digits, suffix) = if in_range {

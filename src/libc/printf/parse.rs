@@ -1,32 +1,26 @@
-//! Formats into pieces.
+//! Formats into pieces (C23 7.23.6.1).
+//!
+//! Pieces borrow from the format and are made one at a time: a parsed form that is kept would be many
+//! times larger than a format of short directives, and the device decides how long that is.
 
 use super::FormatError;
 
 /// A part of a format.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Piece {
-    Text(Vec<u8>),
-    Directive(Directive),
-}
-
-impl Piece {
-    pub(super) fn directive(&self) -> Option<&Directive> {
-        match self {
-            Piece::Text(_) => None,
-            Piece::Directive(directive) => Some(directive),
-        }
-    }
+pub(super) enum Piece<'f> {
+    Text(&'f [u8]),
+    Directive(Directive<'f>),
 }
 
 /// What stands between `%` and the end of its conversion.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Directive {
+pub(super) struct Directive<'f> {
     pub(super) flags: Flags,
     pub(super) width: Count,
     pub(super) precision: Count,
     pub(super) conversion: Conversion,
     /// As it stands, for conversions that are printed so.
-    pub(super) source: Vec<u8>,
+    pub(super) source: &'f [u8],
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -78,45 +72,57 @@ pub(super) enum Conversion {
     Pointer,
     /// `%n`.
     Count,
+    /// `%%`, whatever stands between.
+    Percent,
     /// Printed as it stands, after a pointer was taken.
     WideString,
     /// Printed as it stands.
     Unknown,
 }
 
-pub(super) fn parse(format: &[u8]) -> Result<Vec<Piece>, FormatError> {
-    let mut pieces = Vec::new();
-    let mut text = Vec::new();
-    let mut rest = format;
-    while let Some(start) = rest.iter().position(|&byte| byte == b'%') {
-        text.extend_from_slice(&rest[..start]);
-        let at = format.len() - rest.len() + start;
-        let mut parser = Parser { rest: &rest[start + 1..] };
-        if parser.take(b'%') {
-            text.push(b'%');
-        } else {
-            let directive = parser.directive().ok_or(FormatError::Incomplete(at))?;
-            let length = rest.len() - start - parser.rest.len();
-            let source = rest[start..start + length].to_vec();
-            if !text.is_empty() {
-                pieces.push(Piece::Text(std::mem::take(&mut text)));
-            }
-            pieces.push(Piece::Directive(Directive { source, ..directive }));
+/// The pieces of a format, in order. Ends after an error.
+pub(super) struct Pieces<'f> {
+    format: &'f [u8],
+    position: usize,
+}
+
+impl<'f> Pieces<'f> {
+    pub(super) fn new(format: &'f [u8]) -> Self {
+        Pieces { format, position: 0 }
+    }
+}
+
+impl<'f> Iterator for Pieces<'f> {
+    type Item = Result<Piece<'f>, FormatError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let start = self.position;
+        let rest = &self.format[start..];
+        let (&first, behind) = rest.split_first()?;
+        if first != b'%' {
+            let length = rest.iter().position(|&byte| byte == b'%').unwrap_or(rest.len());
+            self.position += length;
+            return Some(Ok(Piece::Text(&rest[..length])));
         }
-        rest = parser.rest;
+        let mut parser = Parser { rest: behind };
+        let directive = parser.directive();
+        self.position = self.format.len() - parser.rest.len();
+        let source = &self.format[start..self.position];
+        Some(match directive {
+            Some(directive) => Ok(Piece::Directive(Directive { source, ..directive })),
+            None => {
+                self.position = self.format.len();
+                Err(FormatError::Incomplete(start))
+            }
+        })
     }
-    text.extend_from_slice(rest);
-    if !text.is_empty() {
-        pieces.push(Piece::Text(text));
-    }
-    Ok(pieces)
 }
 
 struct Parser<'f> {
     rest: &'f [u8],
 }
 
-impl Parser<'_> {
+impl<'f> Parser<'f> {
     fn next(&mut self) -> Option<u8> {
         let (&first, rest) = self.rest.split_first()?;
         self.rest = rest;
@@ -131,8 +137,8 @@ impl Parser<'_> {
         there
     }
 
-    /// `None` where the format ends.
-    fn directive(&mut self) -> Option<Directive> {
+    /// Without its source. `None` where the format ends.
+    fn directive(&mut self) -> Option<Directive<'f>> {
         let flags = self.flags();
         let width = self.count();
         let precision = if self.take(b'.') {
@@ -145,7 +151,7 @@ impl Parser<'_> {
         };
         let length = self.length();
         let conversion = conversion(length, self.next()?);
-        Some(Directive { flags, width, precision, conversion, source: Vec::new() })
+        Some(Directive { flags, width, precision, conversion, source: &[] })
     }
 
     fn flags(&mut self) -> Flags {
@@ -219,6 +225,10 @@ enum Length {
 }
 
 fn conversion(length: Length, letter: u8) -> Conversion {
+    if letter == b'%' {
+        // C leaves open what `%5%` is; the GNU C library prints `%`.
+        return Conversion::Percent;
+    }
     let size = match length {
         Length::Char => Size::Bits8,
         Length::Short => Size::Bits16,

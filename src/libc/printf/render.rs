@@ -2,7 +2,7 @@
 
 use super::args::Values;
 use super::parse::{Conversion, Count, Directive, Flags, Size};
-use super::{MAX_FIELD, RenderError, float};
+use super::{MAX_FIELD, MAX_PRECISION_OF_TEXT, RenderError, float};
 
 /// A directive whose `*` have been filled in.
 pub(super) struct Field {
@@ -13,28 +13,29 @@ pub(super) struct Field {
 
 /// Appends what the directive prints. `string` is what its `%s` points to.
 pub(super) fn directive(
-    directive: &Directive,
+    directive: &Directive<'_>,
     values: &Values,
     string: Option<&[u8]>,
     out: &mut Vec<u8>,
 ) -> Result<(), RenderError> {
     let field = Field::new(directive, values)?;
+    let bits = values.value;
     match directive.conversion {
         Conversion::Signed(size) => {
-            let value = signed(values.value, size);
+            let value = signed(bits, size);
             let sign = if value < 0 { "-" } else { field.plus_sign() };
             field.integer(sign, value.unsigned_abs().to_string().as_bytes(), out);
         }
         Conversion::Unsigned { size, base, upper } => {
-            field.unsigned("", unsigned(values.value, size), base, upper, out);
+            field.unsigned("", unsigned(bits, size), base, upper, out);
         }
         Conversion::Float { style, upper } => {
-            float::render(&field, f64::from_bits(values.value), style, upper, out);
+            float::render(&field, f64::from_bits(bits), style, upper, out);
         }
-        Conversion::Character { wide: true } if values.value > 0x7f => {
-            return Err(RenderError::WideCharacter(values.value as u32));
+        Conversion::Character { wide: true } if bits > 0x7f => {
+            return Err(RenderError::WideCharacter(bits as u32));
         }
-        Conversion::Character { .. } => field.pad(&[values.value as u8], out),
+        Conversion::Character { .. } => field.pad(&[bits as u8], out),
         Conversion::String => {
             let text = match (string, field.precision) {
                 (Some(text), precision) => &text[..text.len().min(precision.unwrap_or(usize::MAX))],
@@ -43,14 +44,15 @@ pub(super) fn directive(
             };
             field.pad(text, out);
         }
-        Conversion::Pointer if values.value == 0 => field.pad(b"(nil)", out),
+        Conversion::Pointer if bits == 0 => field.pad(b"(nil)", out),
         Conversion::Pointer => {
             let sign = field.plus_sign();
             let field = Field { flags: Flags { alternate: true, ..field.flags }, ..field };
-            field.unsigned(sign, values.value, 16, false, out);
+            field.unsigned(sign, bits, 16, false, out);
         }
         Conversion::Count => {}
-        Conversion::WideString | Conversion::Unknown => out.extend_from_slice(&directive.source),
+        Conversion::Percent => out.push(b'%'),
+        Conversion::WideString | Conversion::Unknown => out.extend_from_slice(directive.source),
     }
     Ok(())
 }
@@ -74,7 +76,7 @@ fn unsigned(value: u64, size: Size) -> u64 {
 }
 
 impl Field {
-    fn new(directive: &Directive, values: &Values) -> Result<Self, RenderError> {
+    fn new(directive: &Directive<'_>, values: &Values) -> Result<Self, RenderError> {
         let mut flags = directive.flags;
         let width = match (directive.width, values.width) {
             (Count::Fixed(width), _) => width,
@@ -91,11 +93,22 @@ impl Field {
             (_, Some(precision)) => u64::try_from(precision).ok(),
             _ => None,
         };
-        let check = |count: u64| match usize::try_from(count) {
-            Ok(count) if count <= MAX_FIELD => Ok(count),
+        let check = |count: u64, most: usize| match usize::try_from(count) {
+            Ok(count) if count <= most => Ok(count),
             _ => Err(RenderError::FieldTooLong(count)),
         };
-        Ok(Field { flags, width: check(width)?, precision: precision.map(check).transpose()? })
+        let (widest, longest) = match directive.conversion {
+            // A string is only cut by its precision, and a character has none.
+            Conversion::String | Conversion::Character { .. } => (MAX_FIELD, MAX_PRECISION_OF_TEXT),
+            // Printed without a field.
+            Conversion::Count
+            | Conversion::Percent
+            | Conversion::WideString
+            | Conversion::Unknown => (usize::MAX, usize::MAX),
+            _ => (MAX_FIELD, MAX_FIELD),
+        };
+        let precision = precision.map(|precision| check(precision, longest)).transpose()?;
+        Ok(Field { flags, width: check(width, widest)?, precision })
     }
 
     /// What stands in front of a number that is not negative.
