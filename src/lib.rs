@@ -52,6 +52,9 @@
 //! # Features
 //!
 //! - `host` (default): memory of this process ([`backend::host`]) and the [`Simulation`].
+//! - `sandbox`: files of device programs confined to a directory.
+//! - `cuda`: memory, client images and launches of CUDA devices, in the module `cuda`.
+//! - `loader`: the program `hostcall-loader`, which runs GPU programs as if they were local ones.
 //! - `std`: the server without those. Without it, [`protocol`] and [`client`] remain, for devices.
 #![cfg_attr(not(feature = "std"), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -88,12 +91,17 @@ pub mod backend;
 mod call;
 #[cfg(all(feature = "std", not(hostcall_loom)))]
 mod clock;
+#[cfg(all(feature = "cuda", not(hostcall_loom)))]
+pub mod cuda;
+pub mod device;
 #[cfg(all(feature = "std", not(hostcall_loom)))]
 mod error;
 #[cfg(all(feature = "std", not(hostcall_loom)))]
 mod handler;
 #[cfg(all(feature = "std", unix, not(hostcall_loom)))]
 pub mod libc;
+#[cfg(all(feature = "loader", unix, not(hostcall_loom)))]
+pub mod loader;
 #[cfg(all(feature = "std", not(hostcall_loom)))]
 mod registry;
 #[cfg(all(feature = "std", not(hostcall_loom)))]

@@ -6,6 +6,7 @@
 //!
 //! - [`HostAllocator`](host::HostAllocator): memory of this process, for simulation, tests and
 //!   CPU clients (feature `host`, on by default).
+//! - `CudaAllocator`: pinned memory of CUDA devices (feature `cuda`).
 //!
 //! # Deadlocks to know of
 //!
@@ -22,6 +23,8 @@ use std::sync::Arc;
 use crate::protocol::layout::DOORBELL_SIZE;
 use crate::protocol::{Channel, ClientPointers};
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 #[cfg(all(feature = "host", unix))]
 pub mod host;
 

@@ -144,13 +144,13 @@ impl<'c> Channel<'c> {
     }
 
     /// Starts to fetch a port's header, which is about to be looked at.
-    #[cfg(not(hostcall_loom))]
+    #[cfg(all(feature = "std", not(hostcall_loom)))]
     pub(crate) fn prefetch_header(&self, port: u32) {
         prefetch(&self.header(port)[0]);
     }
 
     /// Starts to fetch the packets of a port's active lanes. Its header should be there by now.
-    #[cfg(not(hostcall_loom))]
+    #[cfg(all(feature = "std", not(hostcall_loom)))]
     pub(crate) fn prefetch_packets(&self, port: u32) {
         self.lanes(port, self.mask(port)).for_each(|lane| prefetch(&lane.words[0]));
     }
@@ -300,7 +300,7 @@ impl Lane<'_> {
 }
 
 /// Starts to fetch a word's cache line. Says nothing of its value.
-#[cfg(not(hostcall_loom))]
+#[cfg(all(feature = "std", not(hostcall_loom)))]
 fn prefetch(word: &AtomicU64) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of every x86-64, and a prefetch changes nothing that a program can see.
@@ -317,7 +317,7 @@ fn prefetch(word: &AtomicU64) {
 ///
 /// Only a hint. A word that changes at this moment may be seen or not; whoever acts on the answer
 /// loads the word itself.
-#[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
+#[cfg(all(feature = "std", target_arch = "x86_64", not(hostcall_loom)))]
 pub(crate) fn differ(words: &[AtomicU32; 16], others: &[AtomicU32; 16]) -> bool {
     let equal: u32;
     // SAFETY: reads 64 bytes behind each reference and writes no memory. The words may change
@@ -358,8 +358,7 @@ pub(crate) fn differ(words: &[AtomicU32; 16], others: &[AtomicU32; 16]) -> bool 
 }
 
 /// As above, word by word and without a loop: compilers do not unroll loops over atomics.
-#[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
-#[cfg_attr(hostcall_loom, expect(dead_code, reason = "the models have no server"))]
+#[cfg(all(feature = "std", not(target_arch = "x86_64"), not(hostcall_loom)))]
 pub(crate) fn differ(words: &[AtomicU32; 16], others: &[AtomicU32; 16]) -> bool {
     let one = |i: usize| words[i].load(Ordering::Relaxed) ^ others[i].load(Ordering::Relaxed);
     let four = |i| one(i) | one(i + 1) | one(i + 2) | one(i + 3);
@@ -424,6 +423,7 @@ mod tests {
         assert_eq!(lane.load(), Packet::default());
     }
 
+    #[cfg(feature = "std")]
     #[test]
     fn a_difference_is_seen_in_every_word_and_bit() {
         let (ones, others): (Vec<AtomicU32>, Vec<AtomicU32>) = (words(17), words(16));

@@ -1,0 +1,10 @@
+//! The device side as text: the client for kernels in CUDA C++, HIP and freestanding C++.
+
+/// The text of `device/hostcall.h`, for compilers that take headers from memory.
+///
+/// NVRTC wants the options `-std=c++17` and `-rdc=true`, which keeps the client object visible by
+/// name. Put `#define HOSTCALL_DEFINE_CLIENT` in front of it.
+pub const HEADER: &str = include_str!("../device/hostcall.h");
+
+/// The name of the client object that [`HEADER`] defines.
+pub const CLIENT_SYMBOL: &str = "__hostcall_client";

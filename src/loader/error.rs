@@ -1,0 +1,136 @@
+//! What keeps a program from running, each as one line that says what to do.
+
+use std::error::Error;
+use std::io;
+use std::path::PathBuf;
+
+use crate::backend::cuda::{CudaError, LoadError};
+use crate::cuda::{LaunchError, PublishError};
+use crate::error::{BuildError, RegisterError};
+
+use super::image::ImageError;
+use super::options::UsageError;
+
+/// Why a program was not run, or not to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoaderError {
+    /// The command line.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    /// The file.
+    #[error("{}", .path.display())]
+    Image {
+        /// Its path.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ImageError,
+    },
+    /// The driver or the device.
+    #[error(transparent)]
+    Driver(#[from] CudaError),
+    /// The driver does not load the image.
+    #[error("the driver does not load {}: {reason}", .path.display())]
+    NotLoaded {
+        /// The image.
+        path: PathBuf,
+        /// What to do, what the driver returned, and what its compiler said.
+        reason: String,
+    },
+    /// No kernel to start.
+    #[error(
+        "{} has no kernel _start: link the program with the C library's start code (crt1.o), or \
+         define the kernel", .path.display()
+    )]
+    NoStart {
+        /// The image.
+        path: PathBuf,
+    },
+    /// A kernel that wants other arguments than a loader gives.
+    #[error(
+        "the kernel {kernel} has {parameters} parameters, and a loader gives it {given}: it was made \
+         for another loader"
+    )]
+    Parameters {
+        /// The kernel.
+        kernel: &'static str,
+        /// How many it has.
+        parameters: usize,
+        /// How many there are.
+        given: usize,
+    },
+    /// The interface is not told by the image.
+    #[error(
+        "{symbol} is a pointer, so the program was built with LLVM 17 to 19: say which, by --abi"
+    )]
+    WhichAbi {
+        /// The client's name.
+        symbol: String,
+    },
+    /// The client object.
+    #[error(transparent)]
+    Client(#[from] PublishError),
+    /// The server.
+    #[error(transparent)]
+    Server(#[from] BuildError<CudaError>),
+    /// The handlers.
+    #[error(transparent)]
+    Handlers(#[from] RegisterError),
+    /// The kernel was not launched, faulted, or ran too long.
+    #[error("{kernel}: {}{}", with_causes(.error), advice(.error))]
+    Launch {
+        /// The kernel.
+        kernel: &'static str,
+        /// What happened.
+        error: LaunchError,
+    },
+    /// Standard output is closed or full.
+    #[error("cannot write to standard output: {0}")]
+    Output(io::Error),
+}
+
+impl LoaderError {
+    pub(super) fn not_loaded(path: PathBuf, device: &str, failed: LoadError) -> Self {
+        let LoadError { error, log } = failed;
+        let code = match &error {
+            CudaError::Driver { code, .. } => *code,
+            _ => 0,
+        };
+        let advice = match code {
+            // Invalid image, invalid PTX, no binary for this device.
+            200 | 209 | 218 => format!("compile it for this GPU, {device}"),
+            221 => "install the driver's PTX compiler (libnvidia-ptxjitcompiler)".to_owned(),
+            222 => "its PTX is newer than the driver: update the driver, or compile with an older \
+                 --cuda-feature=+ptx"
+                .to_owned(),
+            _ => "look at what it says".to_owned(),
+        };
+        let log = if log.is_empty() { log } else { format!("; {log}") };
+        LoaderError::NotLoaded { path, reason: format!("{advice} ({error}{log})") }
+    }
+}
+
+/// An error and what caused it, on one line.
+pub(super) fn with_causes(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.extend([": ", &error.to_string()]);
+        cause = error.source();
+    }
+    line.replace('\n', " ")
+}
+
+/// What to do about a launch.
+fn advice(error: &LaunchError) -> &'static str {
+    match error {
+        LaunchError::NotLaunched(CudaError::Driver { code: 1 | 701, .. }) => {
+            " (fewer --threads or --blocks, or a smaller --stack?)"
+        }
+        LaunchError::Failed { source: CudaError::Driver { code: 700 | 719, .. }, .. } => {
+            " (compute-sanitizer finds the place; a deep program may want a larger --stack)"
+        }
+        LaunchError::TimedOut { .. } => " (a larger --timeout?)",
+        _ => "",
+    }
+}

@@ -1,0 +1,105 @@
+// Start code and the little library of the loader's test programs, over the device header: for NVRTC (together with the
+// program, -default-device), for clang's NVPTX target (linked as bitcode), and for the CPU, where the stand-in driver of
+// fake_driver.cpp runs it.
+#define HOSTCALL_DEFINE_CLIENT
+#include "hostcall.h"
+#include "start.h"
+
+using hostcall::Packet;
+using hostcall::u32;
+using hostcall::u64;
+
+#if defined(__CUDACC__) && !defined(__clang__)
+#define KERNEL(name) extern "C" __global__ void name
+#define OBJECT __device__
+#elif defined(HOSTCALL_NVPTX)
+#define KERNEL(name) extern "C" __attribute__((nvptx_kernel)) void name
+#define OBJECT __attribute__((used, visibility("protected")))
+#else
+#define KERNEL(name) extern "C" void cpu##name
+#define OBJECT
+#define START_ON_CPU 1
+#endif
+
+// The program's main, by a name that is free everywhere: programs are compiled with -Dmain=program_main.
+extern "C" int program_main(int argc, char **argv, char **envp);
+
+extern "C" {
+
+OBJECT int constructed;
+static HOSTCALL_FN void first_constructor() { constructed = 1; }
+static HOSTCALL_FN void second_constructor() { constructed = constructed == 1 ? 12 : 99; }
+static HOSTCALL_FN void destructor() { hostcall::print("destroyed\n"); }
+
+// As LLVM's compiler leaves them for the loader to collect; not in the order of their priorities.
+using Callback = void (*)();
+OBJECT Callback __init_array_object_second_200 = second_constructor;
+OBJECT Callback __init_array_object_first_101 = first_constructor;
+OBJECT Callback __fini_array_object_only_65535 = destructor;
+OBJECT Callback *__init_array_start = nullptr;
+OBJECT Callback *__init_array_end = nullptr;
+OBJECT Callback *__fini_array_start = nullptr;
+OBJECT Callback *__fini_array_end = nullptr;
+
+} // extern "C"
+
+KERNEL(_begin)(int, char **, char **) {
+  for (Callback *entry = __init_array_start; entry != __init_array_end; ++entry)
+    (*entry)();
+}
+
+KERNEL(_start)(int argc, char **argv, char **envp, int *result) {
+  hostcall::detail::or_acquire_gpu((u32 *)result, (u32)program_main(argc, argv, envp));
+}
+
+KERNEL(_end)() {
+  for (Callback *entry = __fini_array_end; entry != __fini_array_start;)
+    (*--entry)();
+}
+
+// Once each, however often the program calls them.
+#define OUTLINE __attribute__((noinline))
+extern "C" {
+
+OUTLINE unsigned long gpu_print(const char *text) { return hostcall::print(text); }
+OUTLINE unsigned long gpu_complain(const char *text) { return hostcall::eprint(text); }
+
+OUTLINE unsigned long gpu_read_line(char *line, unsigned long size) {
+  hostcall::Port port(0x63000007); // fgets
+  port.send([&](Packet &packet) {
+    packet.set_word(0, size);
+    packet.set_word(1, 1); // standard input
+  });
+  u64 length = port.recv_stream(line, size);
+  return length ? length - 1 : 0; // with its NUL
+}
+
+OUTLINE void *gpu_malloc(unsigned long size) { return (void *)hostcall::call<u64>(0x6300000a, (u64)size); }
+OUTLINE void gpu_free(void *memory) { hostcall::notify(0x6300000b, (u64)memory); }
+OUTLINE void gpu_exit(int status) { hostcall::exit(status); }
+OUTLINE void gpu_abort(void) { hostcall::abort(); }
+OUTLINE unsigned long gpu_unknown(void) { return hostcall::call<u64>(0x7a000063, 77ull); }
+int gpu_constructed(void) { return constructed; }
+
+#if defined(START_ON_CPU)
+extern void fake_trap();
+void gpu_trap(void) { fake_trap(); }
+unsigned gpu_thread(void) { return 0; }
+#else
+void gpu_trap(void) { asm volatile("trap;"); }
+unsigned gpu_thread(void) { return hostcall::detail::group_number() * 32 + hostcall::detail::lane_id(); }
+#endif
+
+int gpu_equal(const char *a, const char *b) {
+  for (; *a && *a == *b; ++a, ++b) {
+  }
+  return *a == *b;
+}
+int gpu_number(const char *text) {
+  int number = 0;
+  for (; *text >= '0' && *text <= '9'; ++text)
+    number = number * 10 + (*text - '0');
+  return number;
+}
+
+} // extern "C"
