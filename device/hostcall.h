@@ -143,23 +143,49 @@ HOSTCALL_PRIMITIVE u32 lane_id() {
 
 #if defined(__clang__)
 HOSTCALL_PRIMITIVE Mask lane_mask() { return __nvvm_activemask(); }
-HOSTCALL_PRIMITIVE void lanes_sync(Mask mask) { __nvvm_bar_warp_sync(mask); }
-HOSTCALL_PRIMITIVE bool lanes_any(Mask mask, bool value) { return __nvvm_vote_ballot_sync(mask, value) != 0; }
+HOSTCALL_PRIMITIVE void raw_sync(Mask mask) { __nvvm_bar_warp_sync(mask); }
+HOSTCALL_PRIMITIVE u32 raw_ballot(Mask mask, bool value) { return __nvvm_vote_ballot_sync(mask, value); }
+HOSTCALL_PRIMITIVE u32 raw_shuffle(Mask mask, u32 value, u32 lane) {
+  return (u32)__nvvm_shfl_sync_idx_i32(mask, (int)value, (int)lane, 31);
+}
 HOSTCALL_PRIMITIVE u32 first_lane(Mask mask) { return (u32)__builtin_ctz(mask); }
 HOSTCALL_PRIMITIVE u32 count_lanes(Mask mask) { return (u32)__builtin_popcount(mask); }
-HOSTCALL_PRIMITIVE u32 from_first_lane(Mask mask, u32 value) {
-  return (u32)__nvvm_shfl_sync_idx_i32(mask, (int)value, (int)first_lane(mask), 31);
-}
 #else
 HOSTCALL_PRIMITIVE Mask lane_mask() { return __activemask(); }
-HOSTCALL_PRIMITIVE void lanes_sync(Mask mask) { __syncwarp(mask); }
-HOSTCALL_PRIMITIVE bool lanes_any(Mask mask, bool value) { return __any_sync(mask, value); }
+HOSTCALL_PRIMITIVE void raw_sync(Mask mask) { __syncwarp(mask); }
+HOSTCALL_PRIMITIVE u32 raw_ballot(Mask mask, bool value) { return __ballot_sync(mask, value); }
+HOSTCALL_PRIMITIVE u32 raw_shuffle(Mask mask, u32 value, u32 lane) { return __shfl_sync(mask, value, (int)lane); }
 HOSTCALL_PRIMITIVE u32 first_lane(Mask mask) { return (u32)__ffs((int)mask) - 1; }
 HOSTCALL_PRIMITIVE u32 count_lanes(Mask mask) { return (u32)__popc(mask); }
-HOSTCALL_PRIMITIVE u32 from_first_lane(Mask mask, u32 value) {
-  return __shfl_sync(mask, value, (int)first_lane(mask));
-}
 #endif
+
+// Runs a warp operation over `mask` for one group at a time.
+//
+// Two groups of a warp may come to the same instruction together, each with a mask of its own. For such an
+// operation ptxas looks at the mask of one lane; where that group is complete, all lanes that are there go on,
+// also those whose own group is not (seen on an H200: lanes passed a barrier without their leader).
+template <class Operation> HOSTCALL_PRIMITIVE void one_group_at_a_time(Mask mask, Operation operation) {
+  for (bool waiting = true; waiting;) {
+    const Mask here = lane_mask();
+    if (raw_shuffle(here, mask, first_lane(here)) == mask) {
+      operation();
+      waiting = false;
+    }
+  }
+}
+HOSTCALL_PRIMITIVE void lanes_sync(Mask mask) {
+  one_group_at_a_time(mask, [&] { raw_sync(mask); });
+}
+HOSTCALL_PRIMITIVE bool lanes_any(Mask mask, bool value) {
+  bool any = false;
+  one_group_at_a_time(mask, [&] { any = raw_ballot(mask, value) != 0; });
+  return any;
+}
+HOSTCALL_PRIMITIVE u32 from_first_lane(Mask mask, u32 value) {
+  u32 result = 0;
+  one_group_at_a_time(mask, [&] { result = raw_shuffle(mask, value, first_lane(mask)); });
+  return result;
+}
 
 HOSTCALL_PRIMITIVE u32 load_relaxed_sys(const u32 *at) {
   u32 value;
