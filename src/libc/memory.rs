@@ -8,6 +8,7 @@ use crate::registry::Registry;
 
 use super::opcode;
 use super::services::{State, answer, serve};
+use super::stdio::{reply, words};
 
 pub(super) fn register(registry: &Registry, state: &Weak<State>) -> Result<(), RegisterError> {
     answer(registry, opcode::MALLOC, state, |state, request| {
@@ -33,14 +34,12 @@ pub(super) fn register(registry: &Registry, state: &Weak<State>) -> Result<(), R
     for opcode in [opcode::HOST_CALL, opcode::OFFLOAD_HOST_CALL] {
         serve(registry, opcode, state, |state, mut call| async move {
             let arguments = call.recv_stream().await?;
-            let mut ids = [0; 64];
-            call.recv(|lane| ids[lane.index() as usize] = lane.word(0)).await?;
+            let ids = words::<1>(&mut call).await?;
             let mut results = [0; 64];
             for (lane, arguments) in arguments.iter() {
-                results[lane as usize] = state.call_function(ids[lane as usize], arguments);
+                results[lane as usize] = state.call_function(ids[lane as usize][0], arguments);
             }
-            call.send(|lane| lane.set_word(0, results[lane.index() as usize])).await?;
-            Ok(())
+            reply(&mut call, &results).await
         })?;
     }
     Ok(())

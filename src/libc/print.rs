@@ -13,7 +13,7 @@ use crate::registry::Registry;
 use super::files::{FileTable, LineEnd, StreamRef};
 use super::printf::{ArgumentLayout, Format, MAX_OUTPUT};
 use super::services::{State, serve};
-use super::stdio::{first_words, write};
+use super::stdio::{words, write};
 use super::{opcode, until_nul};
 
 pub(super) fn register(registry: &Registry, state: &Weak<State>) -> Result<(), RegisterError> {
@@ -29,12 +29,12 @@ pub(super) fn register(registry: &Registry, state: &Weak<State>) -> Result<(), R
     for (opcode, layout, stream) in streams {
         serve(registry, opcode, state, move |state, mut call| async move {
             let files = match stream {
-                Some(_) => [0; 64],
-                None => first_words(&mut call).await?,
+                Some(_) => [[0]; 64],
+                None => words(&mut call).await?,
             };
             let texts = receive(&mut call, layout).await?;
             let stream = move |lane: u32| {
-                stream.unwrap_or_else(|| StreamRef::from_untagged(files[lane as usize]))
+                stream.unwrap_or_else(|| StreamRef::from_untagged(files[lane as usize][0]))
             };
             let results = state.with_files(&call, move |files| print(files, stream, texts)).await;
             // The last packet: the result, and no further string wanted.

@@ -4,16 +4,15 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
-
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
 use crate::call::Call;
 use crate::error::{HandlerError, RegisterError};
-use crate::handler::{Handling, OpcodeHandler, Request};
 use crate::registry::Registry;
 
 use super::services::{State, serve};
+use super::stdio::{reply, word};
 use super::{opcode, until_nul};
 
 /// What happens when device code calls `exit` or `abort`.
@@ -29,40 +28,9 @@ pub enum ExitPolicy {
 /// The status that shells give a program which aborted: 128 and the number of the signal.
 pub const ABORTED: i32 = 134;
 
-/// Answers [`EXIT`](super::opcode::EXIT): a handshake, then the status of the first active lane.
-fn exit(policy: ExitPolicy) -> impl OpcodeHandler {
-    move |request: Request<'_>| {
-        let call = request.detach();
-        Ok(Handling::future(async move {
-            let (call, lane, status) = handshake(call).await?;
-            match policy {
-                ExitPolicy::Report => call.request_exit(lane, status as i32),
-                ExitPolicy::Terminate => std::process::exit(status as i32),
-            }
-            Ok(())
-        }))
-    }
-}
-
-/// Answers [`ABORT`](super::opcode::ABORT): a handshake, then the end. Reported with status
-/// [`ABORTED`].
-fn abort(policy: ExitPolicy) -> impl OpcodeHandler {
-    move |request: Request<'_>| {
-        let call = request.detach();
-        Ok(Handling::future(async move {
-            let (call, lane, _) = handshake(call).await?;
-            match policy {
-                ExitPolicy::Report => call.request_abort(lane, ABORTED),
-                ExitPolicy::Terminate => std::process::abort(),
-            }
-            Ok(())
-        }))
-    }
-}
-
-/// The exchange of both: an empty packet there and back, then one that nobody waits for. Returns
-/// what the first active lane said in it.
-async fn handshake(mut call: Call) -> Result<(Call, u32, u64), HandlerError> {
+/// The exchange of both ends: an empty packet there and back, then one that nobody waits for. Returns
+/// the first active lane and what it said in it.
+async fn handshake(call: &mut Call) -> Result<(u32, u64), HandlerError> {
     call.recv(|_| ()).await?;
     call.send(|_| ()).await?;
     let mut said = None;
@@ -70,23 +38,37 @@ async fn handshake(mut call: Call) -> Result<(Call, u32, u64), HandlerError> {
         said.get_or_insert((lane.index(), lane.word(0)));
     })
     .await?;
-    let (lane, status) = said.ok_or_else(|| HandlerError::new("no lane is active"))?;
-    Ok((call, lane, status))
+    said.ok_or_else(|| HandlerError::new("no lane is active"))
 }
 
-/// `EXIT`, `ABORT`, and `SYSTEM`: runs each lane's command, one after the other, on the pool.
+/// `EXIT` with the status of the first active lane, `ABORT` with [`ABORTED`], and `SYSTEM`, which runs
+/// each lane's command, one after the other, on the pool.
 pub(super) fn register(
     registry: &Registry,
     state: &Weak<State>,
     policy: ExitPolicy,
 ) -> Result<(), RegisterError> {
-    registry.register(opcode::EXIT, exit(policy))?;
-    registry.register(opcode::ABORT, abort(policy))?;
+    registry.conversation(opcode::EXIT, move |mut call| async move {
+        let (lane, status) = handshake(&mut call).await?;
+        match policy {
+            ExitPolicy::Report => call.request_exit(lane, status as i32),
+            ExitPolicy::Terminate => std::process::exit(status as i32),
+        }
+        Ok(())
+    })?;
+    registry.conversation(opcode::ABORT, move |mut call| async move {
+        let (lane, _) = handshake(&mut call).await?;
+        match policy {
+            ExitPolicy::Report => call.request_abort(lane, ABORTED),
+            ExitPolicy::Terminate => std::process::abort(),
+        }
+        Ok(())
+    })?;
     serve(registry, opcode::SYSTEM, state, |state, mut call| async move {
         let commands = call.recv_stream().await?;
-        let mut results = [-1; 64];
+        let mut results = [0; 64];
         for (lane, command) in commands.iter() {
-            results[lane as usize] = match until_nul(command) {
+            results[lane as usize] = word(match until_nul(command) {
                 Some(command) if state.system => {
                     let command = command.to_vec();
                     call.run_blocking(move || system(&command)).await
@@ -95,11 +77,9 @@ pub(super) fn register(
                     state.denied_commands.fetch_add(1, Ordering::Relaxed);
                     -1
                 }
-            };
+            });
         }
-        call.send(|lane| lane.set_word(0, i64::from(results[lane.index() as usize]) as u64))
-            .await?;
-        Ok(())
+        reply(&mut call, &results).await
     })
 }
 

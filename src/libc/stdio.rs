@@ -26,30 +26,27 @@ pub(super) fn register(registry: &Registry, state: &Weak<State>) -> Result<(), R
         })?;
     }
     serve(registry, opcode::WRITE_TO_STREAM, state, |state, mut call| async move {
-        let files = first_words(&mut call).await?;
+        let files = words::<1>(&mut call).await?;
         let messages = call.recv_stream().await?;
-        let stream = move |lane: u32| StreamRef::from_untagged(files[lane as usize]);
+        let stream = move |lane: u32| StreamRef::from_untagged(files[lane as usize][0]);
         let written = state
             .with_files(&call, move |files| write(files, stream, &messages, LineEnd::AsIs))
             .await;
         reply(&mut call, &written).await
     })?;
     serve(registry, opcode::READ_FROM_STREAM, state, |state, mut call| async move {
-        let request = two_words(&mut call).await?;
+        let request = words(&mut call).await?;
         let read = read(&state, &call, &request, |files, count, stream, limit| {
             Some(files.as_c().fread(stream, count, limit))
         });
         let bytes = read.await;
         call.send_stream(|lane| bytes.get(lane).unwrap_or_default()).await?;
-        call.send(|lane| {
-            let length = bytes.get(lane.index()).map_or(0, <[u8]>::len);
-            lane.set_word(0, length as u64);
-        })
-        .await?;
-        Ok(())
+        let mut lengths = [0; 64];
+        bytes.iter().for_each(|(lane, bytes)| lengths[lane as usize] = bytes.len() as u64);
+        reply(&mut call, &lengths).await
     })?;
     serve(registry, opcode::READ_FGETS, state, |state, mut call| async move {
-        let request = two_words(&mut call).await?;
+        let request = words(&mut call).await?;
         let read = read(&state, &call, &request, |files, count, stream, limit| {
             files.as_c().fgets(stream, count as i32, limit)
         });
@@ -199,11 +196,7 @@ fn on_words(
     function: fn(&FileTable, [u64; 3]) -> u64,
 ) -> Result<(), RegisterError> {
     serve(registry, opcode, state, move |state, mut call| async move {
-        let mut words = [[0; 3]; 64];
-        call.recv(|lane| {
-            words[lane.index() as usize] = [lane.word(0), lane.word(1), lane.word(2)];
-        })
-        .await?;
+        let words = words(&mut call).await?;
         let mask = call.mask();
         let work = move |files: &FileTable| {
             let mut results = [0; 64];
@@ -232,24 +225,22 @@ fn in_place(
 }
 
 /// C's `int` as a word.
-fn word(result: i32) -> u64 {
+pub(super) fn word(result: i32) -> u64 {
     i64::from(result) as u64
 }
 
-/// Receives a packet: the first word of each lane.
-pub(super) async fn first_words(call: &mut Call) -> Result<[u64; 64], HandlerError> {
-    let mut words = [0; 64];
-    call.recv(|lane| words[lane.index() as usize] = lane.word(0)).await?;
+/// Receives a packet: the first words of each lane.
+pub(super) async fn words<const N: usize>(call: &mut Call) -> Result<[[u64; N]; 64], HandlerError> {
+    let mut words = [[0; N]; 64];
+    call.recv(|lane| {
+        words[lane.index() as usize] = std::array::from_fn(|index| lane.word(index));
+    })
+    .await?;
     Ok(words)
 }
 
-async fn two_words(call: &mut Call) -> Result<[[u64; 2]; 64], HandlerError> {
-    let mut words = [[0; 2]; 64];
-    call.recv(|lane| words[lane.index() as usize] = [lane.word(0), lane.word(1)]).await?;
-    Ok(words)
-}
-
-async fn reply(call: &mut Call, words: &[u64; 64]) -> Result<(), HandlerError> {
+/// Sends a packet: a word to each lane.
+pub(super) async fn reply(call: &mut Call, words: &[u64; 64]) -> Result<(), HandlerError> {
     call.send(|lane| lane.set_word(0, words[lane.index() as usize])).await?;
     Ok(())
 }
