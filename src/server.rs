@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::{ChannelOwner, DeviceAddress, SharedAllocator, SharedMemory};
 use crate::client::Client;
@@ -295,17 +295,16 @@ impl<A: SharedAllocator + 'static> Server<A> {
     /// # Panics
     /// When there is no such shard.
     pub fn poll_shard(&self, number: usize) -> Result<usize, ConversationError> {
-        if self.policy == ErrorPolicy::Stop {
-            self.stopped()?;
+        self.stopped()?;
+        match self.shards[number].try_lock() {
+            Some(mut shard) => self.poll_locked(number, &mut shard),
+            None => Ok(0),
         }
-        let Some(mut shard) = self.shards[number].try_lock() else {
-            return Ok(0);
-        };
+    }
+
+    fn poll_locked(&self, number: usize, shard: &mut Shard) -> Result<usize, ConversationError> {
         let served = self.with_pass(number, |pass| shard.poll(pass));
-        drop(shard);
-        if self.policy == ErrorPolicy::Stop {
-            self.stopped()?;
-        }
+        self.stopped()?;
         Ok(served)
     }
 
@@ -317,7 +316,8 @@ impl<A: SharedAllocator + 'static> Server<A> {
     /// Finishes what clients have already sent, also calls that nobody waits for.
     ///
     /// Polls until nothing is ready and no handler is at work, at most the
-    /// [limit](Builder::drain_limit). Call it after a kernel has ended and before its memory goes.
+    /// [limit](Builder::drain_limit). Call it after a kernel has ended and before its memory goes. It
+    /// holds beside workers too: a pass that began before is waited for.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -333,20 +333,30 @@ impl<A: SharedAllocator + 'static> Server<A> {
         let mut round = 0;
         loop {
             round += 1;
-            let step = self.poll()?;
-            served += step;
-            if step > 0 && round < rounds && clock.now() < end {
-                continue;
+            let (mut step, mut busy) = (0, false);
+            for number in 0..self.shards.len() {
+                self.stopped()?;
+                if let Some(mut shard) = self.lock(number) {
+                    step += self.poll_locked(number, &mut shard)?;
+                    let channel = self.memory.channel();
+                    busy |= shard.has_woken() || shard.is_working(&self.core, &channel);
+                }
             }
-            let mut shards = self.shards.iter().filter_map(|shard| shard.try_lock());
-            let channel = self.memory.channel();
-            let busy =
-                shards.any(|shard| shard.has_woken() || shard.is_working(&self.core, &channel));
-            if !busy || round >= rounds || clock.now() >= end {
+            served += step;
+            if round >= rounds || clock.now() >= end || (step == 0 && !busy) {
                 return Ok(Drained { served, unfinished: self.conversations().len() });
             }
-            clock.sleep(Duration::from_micros(100));
+            if step == 0 {
+                clock.sleep(Duration::from_micros(100));
+            }
         }
+    }
+
+    /// Takes a shard once the pass that has it is over. `None` for a pass that this thread is in, and
+    /// for one that outlasts the drain limit.
+    fn lock(&self, number: usize) -> Option<MutexGuard<'_, Shard>> {
+        let limit = if self.is_polling() { Duration::ZERO } else { self.drain_limit };
+        self.shards[number].try_lock_for(limit)
     }
 
     /// Ends all conversations and refuses new ones.
@@ -357,7 +367,7 @@ impl<A: SharedAllocator + 'static> Server<A> {
     pub fn shutdown(&self) {
         self.core.closed.store(true, Ordering::Release);
         self.core.bell.ring();
-        if POLLING.get() == self.address() {
+        if self.is_polling() {
             return;
         }
         for (number, shard) in self.shards.iter().enumerate() {
@@ -428,7 +438,7 @@ impl<A: SharedAllocator + 'static> Server<A> {
     ///
     /// Waits for running handlers; called from one, it leaves out those of the same shard.
     pub fn conversations(&self) -> Vec<Conversation> {
-        let polling = POLLING.get() == self.address();
+        let polling = self.is_polling();
         let lock = |shard: &'_ CachePadded<Mutex<Shard>>| {
             let shard = if polling { shard.try_lock() } else { Some(shard.lock()) };
             shard.map(|shard| shard.conversations(&self.core, &self.memory.channel()))
@@ -454,11 +464,17 @@ impl<A: SharedAllocator + 'static> Server<A> {
         &self.core
     }
 
+    /// The first failed conversation, where the policy is to stop at it.
     fn stopped(&self) -> Result<(), ConversationError> {
-        match &*self.first_error.lock() {
-            Some(error) => Err(error.clone()),
-            None => Ok(()),
+        match self.policy {
+            ErrorPolicy::KeepServing => Ok(()),
+            ErrorPolicy::Stop => self.first_error().map_or(Ok(()), Err),
         }
+    }
+
+    /// Whether this thread is in a pass of this server: in one of its handlers.
+    fn is_polling(&self) -> bool {
+        POLLING.get() == self.address()
     }
 
     fn address(&self) -> usize {

@@ -445,3 +445,31 @@ fn a_handler_that_blocks_its_worker_is_reported_and_left_behind() {
         assert_nothing_in_flight(&server);
     });
 }
+
+#[test]
+fn a_drain_waits_for_another_threads_pass_and_serves_what_that_did_not_see() {
+    let registry = Registry::new();
+    let (entered, leave) = (Gate::default(), Gate::default());
+    let (enter, left) = (entered.clone(), leave.clone());
+    registry
+        .notification(A, move |_, _: u64| {
+            enter.open();
+            left.pass_blocking();
+        })
+        .unwrap();
+    registry.notification(B, |_, _: u64| ()).unwrap();
+    let server = server(&registry).build().unwrap();
+    server.client().notify(A, ONE, |_| 0u64).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| server.poll().unwrap());
+        entered.pass_blocking();
+        // Behind that pass's scan.
+        server.client().notify(B, ONE, |_| 0u64).unwrap();
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(20));
+            leave.open();
+        });
+        assert_eq!(server.drain().unwrap().unfinished, 0);
+        assert_eq!(server.stats().completed, 2);
+    });
+}

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError};
 
 use crate::backend::SharedAllocator;
 use crate::backend::cuda::{CudaError, has_ended, record};
-use crate::error::{ConversationError, WaitingFor};
+use crate::error::ConversationError;
 use crate::server::{Conversation, Server};
 use crate::state::ExitRequest;
 use crate::worker::{IdlePolicy, Worker, WorkerError};
@@ -120,7 +120,8 @@ pub fn wait<A: SharedAllocator + 'static>(
         Ok(()) => launcher.watch(worker, &event),
         Err(error) => End::Failed(error),
     };
-    settle(worker.server());
+    // What a failed conversation says is the server's to keep.
+    let _ = worker.server().drain();
     launcher.conclude(ended)
 }
 
@@ -310,25 +311,6 @@ enum End {
 fn mark(stream: &Arc<CudaStream>) -> Result<CudaEvent, LaunchError> {
     let event = stream.context().new_event(None);
     event.map_err(|error| LaunchError::NotLaunched(CudaError::new("cuEventCreate", error)))
-}
-
-/// Waits until all that ended kernels sent has been served, while other threads poll.
-fn settle<A: SharedAllocator + 'static>(server: &Server<A>) {
-    let end = Instant::now() + server.drain_limit();
-    loop {
-        // Takes every shard in turn, so waits for passes that began before the kernel's end.
-        server.conversations();
-        // What they had not seen, a pass sees that begins now: here, or on the thread whose pass
-        // makes this one skip a shard; the next look at the conversations waits for that one. Errors
-        // are the server's to keep.
-        let served = server.poll().unwrap_or(0);
-        let at_work = |conversation: &Conversation| conversation.waiting_for == WaitingFor::Handler;
-        let busy = served > 0 || server.conversations().iter().any(at_work);
-        if !busy || Instant::now() >= end {
-            return;
-        }
-        thread::sleep(Duration::from_micros(50));
-    }
 }
 
 impl<A: SharedAllocator + 'static> fmt::Debug for Launcher<'_, A> {
