@@ -16,8 +16,8 @@ use hostcall::backend::{Purpose, SharedBox};
 use hostcall::cuda::cudarc::driver::{
     CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, LaunchConfig, PushKernelArg,
 };
-use hostcall::cuda::cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
-use hostcall::cuda::{CudaAllocator, DeviceClient};
+use hostcall::cuda::cudarc::nvrtc::Ptx;
+use hostcall::cuda::{self, CudaAllocator, DeviceClient};
 use hostcall::protocol::Channel;
 use hostcall::{IdlePolicy, LaneMask, Opcode, Registry, Server, Worker};
 
@@ -174,15 +174,11 @@ struct Bench {
 impl Bench {
     fn new(context: &Arc<CudaContext>) -> Result<Self, AnyError> {
         let baseline = include_str!("../device/bench/baseline.h")
-            .replace("#include \"../hostcall.h\"", hostcall::device::HEADER);
+            .replace("#include \"../hostcall.h\"", "#include \"hostcall.h\"");
         let source =
             include_str!("../device/bench/bench.cu").replace("#include \"baseline.h\"", &baseline);
-        let options = CompileOptions {
-            options: vec!["-std=c++17".into(), "-rdc=true".into()],
-            arch: Some("compute_90"),
-            ..CompileOptions::default()
-        };
-        let module = context.load_module(compile_ptx_with_opts(source, options)?)?;
+        let ptx = cuda::compile(&source, &cuda::architecture(context)?, &[])?;
+        let module = context.load_module(Ptx::from_src(ptx))?;
         Ok(Bench { stream: context.new_stream()?, module })
     }
 

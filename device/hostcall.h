@@ -69,6 +69,19 @@
 #define HOSTCALL_OBJECT __attribute__((visibility("protected")))
 #endif
 
+// A kernel that the host finds by its name, for every compiler: `HOSTCALL_KERNEL work(u32 n) { ... }`.
+#if defined(__CUDACC__) && !defined(__clang__)
+#define HOSTCALL_KERNEL extern "C" __global__ void
+#elif defined(__CUDA__) || defined(__HIP__)
+#define HOSTCALL_KERNEL extern "C" __attribute__((global)) void
+#elif defined(HOSTCALL_NVPTX)
+#define HOSTCALL_KERNEL extern "C" __attribute__((nvptx_kernel)) void
+#elif defined(HOSTCALL_AMDGPU)
+#define HOSTCALL_KERNEL extern "C" __attribute__((amdgpu_kernel, visibility("protected"))) void
+#else
+#define HOSTCALL_KERNEL extern "C" void
+#endif
+
 #if !defined(HOSTCALL_CLIENT_SYMBOL)
 #define HOSTCALL_CLIENT_SYMBOL __hostcall_client
 #if !defined(HOSTCALL_SHARED_CLIENT)

@@ -25,17 +25,7 @@ using hostcall::u64;
 using hostcall::u8;
 namespace target = hostcall::detail;
 
-#if defined(__CUDACC__) && !defined(__clang__)
-#define KERNEL extern "C" __global__ void
-#elif defined(__CUDA__) || defined(__HIP__)
-#define KERNEL extern "C" __attribute__((global)) void
-#elif defined(HOSTCALL_NVPTX)
-#define KERNEL extern "C" __attribute__((nvptx_kernel)) void
-#elif defined(HOSTCALL_AMDGPU)
-#define KERNEL extern "C" __attribute__((amdgpu_kernel, visibility("protected"))) void
-#else
-#define KERNEL extern "C" void
-#endif
+#define KERNEL HOSTCALL_KERNEL
 
 // What a kernel reports, in device memory, zeroed by the host.
 struct Result {

@@ -7,7 +7,7 @@ using hostcall::u32;
 using hostcall::u64;
 using hostcall::u8;
 
-#define KERNEL extern "C" __global__ void
+#define KERNEL HOSTCALL_KERNEL
 
 __device__ u64 thread_number() {
   return (u64)blockIdx.x * blockDim.x + threadIdx.x;
