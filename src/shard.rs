@@ -107,8 +107,7 @@ impl Shard {
     pub(crate) fn poll(&mut self, pass: &Pass<'_>) -> usize {
         pass.counters.passes.add(1);
         self.scan(pass.channel.secondary(), &pass.core.seen);
-        self.ready.take(&mut self.woken);
-        if self.changed.is_empty() && self.woken.is_empty() && self.in_flight == 0 {
+        if self.changed.is_empty() && !self.has_woken() && self.in_flight == 0 {
             return 0;
         }
         let mut served = 0;

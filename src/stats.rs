@@ -49,7 +49,7 @@ counters! {
     panics,
     /// Conversations whose deadline passed.
     expired,
-    /// Conversations whose handler waited for packets that its client never meant to send.
+    /// Conversations whose handler went on after its client had finished.
     read_too_much,
     /// Conversations that the server's shutdown ended, or that began after it.
     shut_down,
