@@ -8,3 +8,7 @@ pub const HEADER: &str = include_str!("../device/hostcall.h");
 
 /// The name of the client object that [`HEADER`] defines.
 pub const CLIENT_SYMBOL: &str = "__hostcall_client";
+
+/// The name of the client object for the crate's own wire, which [`HEADER`] defines where
+/// `HOSTCALL_FAST` is 1. It wants a server of [`Abi::Hostcall`](crate::Abi::Hostcall).
+pub const FAST_CLIENT_SYMBOL: &str = "__hostcall_fast_client";

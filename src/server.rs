@@ -398,8 +398,7 @@ impl<A: SharedAllocator + 'static> Server<A> {
 
     /// The bytes to copy into the device's client object.
     pub fn client_image(&self) -> ClientImage {
-        let layout = self.layout();
-        ClientImage::new(layout.abi(), layout.ports(), self.memory.pointers())
+        ClientImage::of(&self.memory.channel(), self.memory.pointers())
     }
 
     /// Where everything lies in shared memory.

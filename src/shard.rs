@@ -20,7 +20,7 @@ use crate::error::{Cause, ConversationError, HandlerError, WaitingFor};
 use crate::handler::{HandlerFuture, Handling, Request};
 use crate::protocol::atomic::AtomicU32;
 use crate::protocol::channel::differ;
-use crate::protocol::{Channel, Host, Incoming, Opcode, Port, Role, Status};
+use crate::protocol::{Channel, Host, Incoming, Opcode, Port, Status};
 use crate::registry::{Registry, Table};
 use crate::server::Conversation;
 use crate::state::{Caller, Core, PortWaker, ReadyQueue};
@@ -239,10 +239,15 @@ impl Shard {
         } else {
             let mut slot = pass.core.slots[port as usize].lock();
             let value = look();
-            let expected = slot
-                .state
-                .is_some_and(|state| state.is_waiting() && Host::owns(value, state.out()));
-            if !expected {
+            let waiting = slot.state.filter(|state| {
+                state.is_waiting() && pass.channel.is_hosts(value, state.out())
+            });
+            let Some(state) = waiting else {
+                return 0;
+            };
+            if !pass.channel.has_turn::<Host>(port, state.out(), state.mask()) {
+                // The mailbox is ahead of its message: look again.
+                pass.core.seen[port as usize].store(state.out(), Ordering::Relaxed);
                 return 0;
             }
             if !Incoming::is_new(pass.channel, port) {
@@ -261,7 +266,14 @@ impl Shard {
         }
         let entry = &mut self.entries[index as usize];
         match Incoming::try_accept(pass.channel, port, entry.out) {
-            None => 0,
+            None => {
+                let seen = &pass.core.seen[port as usize];
+                if pass.channel.is_hosts(seen.load(Ordering::Relaxed), entry.out) {
+                    // As above.
+                    seen.store(entry.out, Ordering::Relaxed);
+                }
+                0
+            }
             Some(Incoming::New(opcode, port)) => {
                 self.begin(pass, index, opcode, port);
                 1

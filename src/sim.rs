@@ -27,7 +27,7 @@ use crate::clock::{Clock, ManualClock};
 use crate::error::{BuildError, ConversationError};
 use crate::libc::opcode;
 use crate::protocol::atomic::Ordering;
-use crate::protocol::{Device, LaneMask, LaneWidth, Opcode, Packet, Role};
+use crate::protocol::{LaneMask, LaneWidth, Opcode, Packet};
 use crate::registry::Registry;
 use crate::server::{Builder, Conversation, Server};
 use crate::state::ExitRequest;
@@ -437,7 +437,7 @@ impl<'s> Warp<'s> {
             crate::protocol::Header { mask: rng.u64(..), opcode: rng.u32(..), status: rng.u32(..) },
         );
         let value = if rng.bool() { rng.u32(..=1) } else { rng.u32(..) };
-        Device::outbox(&channel)[port as usize].store(value, Ordering::Release);
+        channel.secondary()[port as usize].store(value, Ordering::Release);
     }
 
     /// The simulation's time.

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::backend::ChannelOwner;
 use crate::clock::Clock;
 use crate::protocol::atomic::AtomicU32;
-use crate::protocol::{Channel, Host, LaneMask, LaneWidth, Opcode, PortState, Role};
+use crate::protocol::{Channel, LaneMask, LaneWidth, Opcode, PortState};
 
 /// The part of a server that outlives a poll. Calls hold it; the server owns it.
 pub(crate) struct Core {
@@ -52,7 +52,7 @@ impl Slot {
     /// Whether the device has the port and has not handed it over yet.
     pub(crate) fn waits_for_device(&self, channel: &Channel<'_>, port: u32) -> bool {
         let mailbox = channel.secondary()[port as usize].load(Ordering::Relaxed);
-        self.state.is_some_and(|state| state.is_waiting() && !Host::owns(mailbox, state.out()))
+        self.state.is_some_and(|state| state.is_waiting() && !channel.is_hosts(mailbox, state.out()))
     }
 }
 

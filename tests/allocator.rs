@@ -15,18 +15,25 @@ fn builder(ledger: &Ledger, abi: Abi) -> Builder<LedgerAllocator> {
 }
 
 fn requests(abi: Abi) -> usize {
-    if abi.has_doorbell() { 4 } else { 3 }
+    purposes(abi).len()
+}
+
+fn purposes(abi: Abi) -> Vec<Purpose> {
+    let mut purposes = vec![Purpose::DevicePolledFlags, Purpose::HostPolledFlags, Purpose::Packets];
+    if abi == Abi::Hostcall {
+        // Replies are their own flags.
+        purposes.remove(0);
+    }
+    purposes.extend(abi.has_doorbell().then_some(Purpose::Doorbell));
+    purposes
 }
 
 #[test]
 fn a_server_asks_for_each_kind_of_memory_by_name() {
-    let flags = [Purpose::DevicePolledFlags, Purpose::HostPolledFlags];
     for abi in Abi::ALL {
         let ledger = Ledger::default();
         let server = builder(&ledger, abi).build().unwrap();
-        let mut expected = [&flags[..], &[Purpose::Packets]].concat();
-        expected.extend(abi.has_doorbell().then_some(Purpose::Doorbell));
-        assert_eq!(ledger.purposes(), expected, "{abi}");
+        assert_eq!(ledger.purposes(), purposes(abi), "{abi}");
         assert_eq!(ledger.live(), requests(abi), "{abi}");
         drop(server);
         assert_eq!((ledger.live(), ledger.returned()), (0, (requests(abi), 0)), "{abi}");
@@ -79,7 +86,7 @@ fn fields(server: &Server<LedgerAllocator>, count: usize) -> Vec<u64> {
 
 #[test]
 fn addresses_for_the_device_are_the_allocators() {
-    for abi in Abi::ALL {
+    for abi in Abi::ALL.into_iter().filter(|abi| *abi != Abi::Hostcall) {
         let ledger = Ledger::default();
         let server = builder(&ledger, abi).build().unwrap();
         let [device_polls, host_polls, packets] =
@@ -101,6 +108,21 @@ fn addresses_for_the_device_are_the_allocators() {
         assert_eq!(fields(&server, expected.len()), expected, "{abi}");
         assert_eq!(server.buffer().0, *expected.last().unwrap(), "{abi}");
     }
+}
+
+#[test]
+fn addresses_of_the_own_wire_are_the_allocators() {
+    let ledger = Ledger::default();
+    let server = builder(&ledger, Abi::Hostcall).build().unwrap();
+    let [mailboxes, block] =
+        [Purpose::HostPolledFlags, Purpose::Packets].map(|purpose| ledger.address(purpose));
+    let layout = server.layout();
+    let at = |offset: usize| block + (offset - layout.packets_offset()) as u64;
+    let (replies, packets) = (at(layout.reply_offset(0)), at(layout.packet_offset(0, 0)));
+    assert_eq!(server.inbox(), DeviceAddress(mailboxes));
+    assert_eq!(server.outbox(), DeviceAddress(replies));
+    assert_eq!(server.buffer(), DeviceAddress(packets));
+    assert_eq!(fields(&server, 5)[1..], [mailboxes, block, replies, packets]);
 }
 
 #[test]

@@ -144,7 +144,7 @@ pub(crate) struct SharedMemory<A: SharedAllocator> {
     pointers: ClientPointers,
     allocator: Arc<A>,
     #[expect(dead_code, reason = "owned, to be given back; used through the channel")]
-    blocks: [SharedBox<A>; 3],
+    blocks: [Option<SharedBox<A>>; 3],
     #[cfg_attr(not(test), expect(dead_code, reason = "as the blocks"))]
     doorbell: Option<SharedBox<A>>,
 }
@@ -166,7 +166,10 @@ impl<A: SharedAllocator> SharedMemory<A> {
                 .pad_to_align()
         };
         let block = |size, purpose| SharedBox::new(allocator.clone(), aligned(size), purpose);
-        let primary = block(layout.mailboxes_size(), Purpose::DevicePolledFlags)?;
+        let primary = match layout.primary_size() {
+            0 => None,
+            size => Some(block(size, Purpose::DevicePolledFlags)?),
+        };
         let secondary = block(layout.mailboxes_size(), Purpose::HostPolledFlags)?;
         let packets = block(layout.packets_size(), Purpose::Packets)?;
         let doorbell = match layout.doorbell_offset() {
@@ -181,12 +184,16 @@ impl<A: SharedAllocator> SharedMemory<A> {
             // address yet.
             unsafe { at.cast::<[u64; 2]>().write(words) }
         }
+        let at = |offset: usize| packets.device().0 + (offset - layout.packets_offset()) as u64;
         let pointers = ClientPointers {
             doorbell: doorbell.as_ref().map_or(0, |doorbell| doorbell.device().0),
-            inbox: primary.device().0,
+            inbox: match &primary {
+                Some(primary) => primary.device().0,
+                None => at(layout.reply_offset(0)),
+            },
             outbox: secondary.device().0,
             headers: packets.device().0,
-            packets: packets.device().0 + first_packet(&layout) as u64,
+            packets: at(first_packet(&layout)),
         };
         // SAFETY: the blocks are as large and aligned as asked for, zeroed, and used by nobody
         // else, which the trait promises; they live as long as `self`, which lends the channel out
@@ -194,13 +201,15 @@ impl<A: SharedAllocator> SharedMemory<A> {
         let channel = unsafe {
             Channel::from_raw(
                 layout,
-                primary.host().as_ptr().cast(),
+                primary.as_ref().map_or(core::ptr::dangling_mut(), |block| {
+                    block.host().as_ptr().cast()
+                }),
                 secondary.host().as_ptr().cast(),
                 packets.host().as_ptr().cast(),
                 doorbell.as_ref().map(|block| block.host().as_ptr().add(DOORBELL_COUNTER).cast()),
             )
         };
-        let blocks = [primary, secondary, packets];
+        let blocks = [primary, Some(secondary), Some(packets)];
         Ok(SharedMemory { channel, pointers, allocator, blocks, doorbell })
     }
 
@@ -217,13 +226,13 @@ impl<A: SharedAllocator> SharedMemory<A> {
     }
 }
 
-/// Where packets begin in the packet block, as clients want it: at the first lane's packet where
+/// Where packets begin, as clients want it: at the first lane's packet where
 /// headers stand apart, at the first header where they stand in front of each port's packets.
 fn first_packet(layout: &crate::protocol::Layout) -> usize {
-    if layout.header_offset(1) - layout.header_offset(0) == 16 {
-        layout.packet_offset(0, 0) - layout.packets_offset()
+    if layout.abi().headers_inside_packets() {
+        layout.packets_offset()
     } else {
-        0
+        layout.packet_offset(0, 0)
     }
 }
 

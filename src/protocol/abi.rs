@@ -1,4 +1,5 @@
-//! What differs between LLVM releases: packet arrangement, opcode numbers, client object.
+//! What differs between LLVM releases: packet arrangement, opcode numbers, client object. And the
+//! crate's own wire beside them.
 //!
 //! The device never computes an offset by itself; it uses the pointers of a *client
 //! object* that the host copied into a device global (PROTOCOL.md §0, §1.4). So the
@@ -6,10 +7,11 @@
 
 use core::fmt;
 
-use super::layout::PortCount;
+use super::channel::Channel;
+use super::layout::Layout;
 use super::wire::Opcode;
 
-/// One binary interface of LLVM's device code.
+/// One binary interface of device code: LLVM's, or the crate's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Abi {
@@ -25,6 +27,9 @@ pub enum Abi {
     LlvmMain4096,
     /// LLVM's main branch since then (23 and later): a doorbell, 16384 ports.
     LlvmMain,
+    /// This crate's own wire, version 1: `hostcall::fast` of [`device::HEADER`](crate::device::HEADER).
+    /// Short messages carry their own flag, so that a call takes fewer steps over the bus.
+    Hostcall,
 }
 
 /// What the device symbol of an [`Abi`] holds, which decides how the host publishes a client.
@@ -49,15 +54,22 @@ pub enum UnknownSymbol {
     /// No known client object has this size.
     #[error(
         "no known client object has {0} bytes: known are 552 (LLVM 20 to 22), 560 (main, March \
-         2026) and 2096 (main), and 8 for a pointer to one (LLVM 17 to 19)"
+         2026), 2096 (main), 16448 (hostcall's own), and 8 for a pointer to one (LLVM 17 to 19)"
     )]
     Size(u64),
 }
 
 impl Abi {
     /// Every interface, oldest first.
-    pub const ALL: [Abi; 6] =
-        [Abi::Llvm17, Abi::Llvm18, Abi::Llvm19, Abi::Llvm20, Abi::LlvmMain4096, Abi::LlvmMain];
+    pub const ALL: [Abi; 7] = [
+        Abi::Llvm17,
+        Abi::Llvm18,
+        Abi::Llvm19,
+        Abi::Llvm20,
+        Abi::LlvmMain4096,
+        Abi::LlvmMain,
+        Abi::Hostcall,
+    ];
 
     /// The interface whose client object has this size (PROTOCOL.md §0.2).
     ///
@@ -68,6 +80,7 @@ impl Abi {
             552 => Ok(Abi::Llvm20),
             560 => Ok(Abi::LlvmMain4096),
             2096 => Ok(Abi::LlvmMain),
+            16448 => Ok(Abi::Hostcall),
             8 => Err(UnknownSymbol::Pointer),
             other => Err(UnknownSymbol::Size(other)),
         }
@@ -75,9 +88,10 @@ impl Abi {
 
     /// The name of the device global that the host fills in.
     pub const fn symbol(self) -> &'static str {
-        match self.symbol_kind() {
-            SymbolKind::Pointer => "__llvm_libc_rpc_client",
-            SymbolKind::Object => "__llvm_rpc_client",
+        match (self, self.symbol_kind()) {
+            (Abi::Hostcall, _) => crate::device::FAST_CLIENT_SYMBOL,
+            (_, SymbolKind::Pointer) => "__llvm_libc_rpc_client",
+            (_, SymbolKind::Object) => "__llvm_rpc_client",
         }
     }
 
@@ -85,11 +99,11 @@ impl Abi {
     pub const fn symbol_kind(self) -> SymbolKind {
         match self {
             Abi::Llvm17 | Abi::Llvm18 | Abi::Llvm19 => SymbolKind::Pointer,
-            Abi::Llvm20 | Abi::LlvmMain4096 | Abi::LlvmMain => SymbolKind::Object,
+            Abi::Llvm20 | Abi::LlvmMain4096 | Abi::LlvmMain | Abi::Hostcall => SymbolKind::Object,
         }
     }
 
-    /// The most ports that the client's lock words have bits for.
+    /// The most ports that the client object has locks for.
     pub const fn max_ports(self) -> u32 {
         match self {
             Abi::Llvm17 => 512,
@@ -100,7 +114,10 @@ impl Abi {
 
     /// Bytes of the client object.
     pub const fn client_size(self) -> usize {
-        self.locks_offset() + self.max_ports() as usize / 8
+        match self {
+            Abi::Hostcall => TAGGED_PORTS + 4 * self.max_ports() as usize,
+            _ => self.locks_offset() + self.max_ports() as usize / 8,
+        }
     }
 
     /// Whether the client object points to a doorbell block.
@@ -109,8 +126,13 @@ impl Abi {
     }
 
     /// Whether each port's header stands in front of its packets.
-    pub(super) const fn headers_inside_packets(self) -> bool {
+    pub(crate) const fn headers_inside_packets(self) -> bool {
         matches!(self, Abi::Llvm17 | Abi::Llvm18)
+    }
+
+    /// Whether this is the crate's own wire (see [`tagged`](super::tagged)).
+    pub(crate) const fn is_tagged(self) -> bool {
+        matches!(self, Abi::Hostcall)
     }
 
     /// Bits of the header's opcode that clients write.
@@ -172,6 +194,9 @@ impl Abi {
     }
 }
 
+/// Where the words of the ports begin in the client object of the crate's own wire.
+const TAGGED_PORTS: usize = 64;
+
 /// Number of the C library's first test opcode. Its value in LLVM 22's merged list is
 /// unverified (PROTOCOL.md §4.1).
 const TEST: u32 = 0x8000;
@@ -185,6 +210,7 @@ impl fmt::Display for Abi {
             Abi::Llvm20 => "LLVM 20 to 22",
             Abi::LlvmMain4096 => "LLVM main of March 2026",
             Abi::LlvmMain => "LLVM main",
+            Abi::Hostcall => "hostcall's own wire",
         })
     }
 }
@@ -194,11 +220,12 @@ impl fmt::Display for Abi {
 pub struct ClientPointers {
     /// The doorbell block; only where [`Abi::has_doorbell`].
     pub doorbell: u64,
-    /// The mailboxes that the server writes: the client's inbox.
+    /// The mailboxes that the server writes: the client's inbox. The replies of the crate's own wire.
     pub inbox: u64,
     /// The mailboxes that the client writes: its outbox.
     pub outbox: u64,
-    /// The headers; not used where they stand inside the packets.
+    /// The headers; not used where they stand inside the packets. The requests of the crate's own
+    /// wire.
     pub headers: u64,
     /// The packets.
     pub packets: u64,
@@ -208,14 +235,26 @@ pub struct ClientPointers {
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientImage {
     abi: Abi,
-    bytes: [u8; Abi::LlvmMain.client_size()],
+    bytes: [u8; Abi::Hostcall.client_size()],
 }
 
 impl ClientImage {
-    /// The client object for these ports and addresses, all locks free.
-    pub fn new(abi: Abi, ports: PortCount, pointers: &ClientPointers) -> Self {
-        let mut image = ClientImage { abi, bytes: [0; Abi::LlvmMain.client_size()] };
-        image.bytes[..4].copy_from_slice(&ports.get().to_le_bytes());
+    /// The client object for a layout and its addresses, all locks free, for ports that have not been
+    /// used yet.
+    pub fn new(layout: &Layout, pointers: &ClientPointers) -> Self {
+        let abi = layout.abi();
+        let mut image = ClientImage { abi, bytes: [0; Abi::Hostcall.client_size()] };
+        let ports = layout.ports().get();
+        if abi.is_tagged() {
+            // Version, ports, lanes, reserved, then addresses.
+            let numbers = [1, ports, layout.lanes().get(), 0].map(u32::to_le_bytes);
+            image.bytes[..16].copy_from_slice(numbers.as_flattened());
+            let ClientPointers { inbox, outbox, headers, packets, .. } = *pointers;
+            let addresses = [outbox, headers, inbox, packets].map(u64::to_le_bytes);
+            image.bytes[16..48].copy_from_slice(addresses.as_flattened());
+            return image;
+        }
+        image.bytes[..4].copy_from_slice(&ports.to_le_bytes());
         let fields = [
             abi.has_doorbell().then_some(pointers.doorbell),
             Some(pointers.inbox),
@@ -225,6 +264,21 @@ impl ClientImage {
         ];
         for (field, bytes) in fields.iter().flatten().zip(image.bytes[8..].chunks_exact_mut(8)) {
             bytes.copy_from_slice(&field.to_le_bytes());
+        }
+        image
+    }
+
+    /// As [`new`](Self::new), for ports that have been used: clients of the crate's own wire keep
+    /// their mailboxes' values in the object. No client may use the channel meanwhile.
+    pub fn of(channel: &Channel<'_>, pointers: &ClientPointers) -> Self {
+        let layout = channel.layout();
+        let mut image = Self::new(layout, pointers);
+        if layout.abi().is_tagged() {
+            for port in 0..layout.ports().get() {
+                let at = TAGGED_PORTS + 4 * port as usize;
+                let word = channel.tagged_port_word(port);
+                image.bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+            }
         }
         image
     }
@@ -256,7 +310,7 @@ mod tests {
     #[test]
     fn client_sizes_are_those_of_the_releases() {
         let sizes: Vec<_> = Abi::ALL.iter().map(|abi| abi.client_size()).collect();
-        assert_eq!(sizes, [96, 544, 552, 552, 560, 2096]);
+        assert_eq!(sizes, [96, 544, 552, 552, 560, 2096, 16448]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use bytemuck::Pod;
 
 use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::layout::Layout;
+use super::tagged::{self, Cells, Turn};
 use super::wire::{Header, LaneMask, PACKET_SIZE, PACKET_WORDS, Packet};
 
 /// Shared memory as one side's code sees it. Copies are cheap and see the same memory.
@@ -33,7 +34,7 @@ pub struct ChannelError {
 
 impl<'c> Channel<'c> {
     /// A channel over zeroed atomics: `primary` and `secondary` mailboxes, one word for each
-    /// port, and the packet block in words of eight bytes.
+    /// port (no primary ones on the crate's own wire), and the packet block in words of eight bytes.
     ///
     /// # Errors
     /// When a slice is not as long as the layout says.
@@ -47,7 +48,7 @@ impl<'c> Channel<'c> {
             if actual == needed { Ok(()) } else { Err(ChannelError { part, actual, needed }) }
         };
         let ports = layout.ports().get() as usize;
-        check("primary mailboxes", primary.len(), ports)?;
+        check("primary mailboxes", primary.len(), layout.primary_size() / 4)?;
         check("secondary mailboxes", secondary.len(), ports)?;
         check("packets", packets.len(), layout.packets_size() / 8)?;
         Ok(Channel { layout, primary, secondary, packets, doorbell: None })
@@ -55,7 +56,8 @@ impl<'c> Channel<'c> {
 
     /// A channel over memory that another processor writes too.
     ///
-    /// `primary` and `secondary` point to one `u32` for each port, `packets` to the packet block of
+    /// `primary` and `secondary` point to one `u32` for each port ([`Layout::primary_size`] and
+    /// [`Layout::mailboxes_size`] bytes), `packets` to the packet block of
     /// [`Layout::packets_size`] bytes. `doorbell` is the counter that clients of LLVM's main branch
     /// raise when they open a port; the server lowers it when a conversation ends.
     ///
@@ -78,7 +80,10 @@ impl<'c> Channel<'c> {
         unsafe {
             Channel {
                 layout,
-                primary: core::slice::from_raw_parts(primary.cast::<AtomicU32>(), ports),
+                primary: core::slice::from_raw_parts(
+                    primary.cast::<AtomicU32>(),
+                    layout.primary_size() / 4,
+                ),
                 secondary: core::slice::from_raw_parts(secondary.cast::<AtomicU32>(), ports),
                 packets: core::slice::from_raw_parts(
                     packets.cast::<AtomicU64>(),
@@ -95,7 +100,7 @@ impl<'c> Channel<'c> {
         &self.layout
     }
 
-    /// The mailboxes that the server writes, one for each port.
+    /// The mailboxes that the server writes, one for each port; none on the crate's own wire.
     #[inline]
     pub fn primary(&self) -> &'c [AtomicU32] {
         self.primary
@@ -107,26 +112,92 @@ impl<'c> Channel<'c> {
         self.secondary
     }
 
-    /// The lane's packet of a port.
+    /// The lane's packet of a port, as it lies in memory.
     ///
     /// # Panics
-    /// When the layout has no such port or lane.
+    /// When the layout has no such port or lane, and on the crate's own wire, where no packet of a
+    /// lane lies in one place.
     #[inline]
     pub fn lane(&self, port: u32, lane: u32) -> Lane<'c> {
         assert!(lane < self.layout.lanes().get(), "lane {lane} of {}", self.layout.lanes().get());
-        Lane { words: &self.packets_of(port)[lane as usize], lane }
+        assert!(!self.is_tagged(), "{} has no packets of lanes", self.layout.abi());
+        Lane { words: Words::Packet(&self.packets_of(port)[lane as usize]), lane }
     }
 
-    /// The packets of a port's lanes in a mask, lowest lane first. Lanes that the layout does not
-    /// have are left out.
+    /// The packets of a port's active lanes, lowest lane first, for the side whose turn it is: the host
+    /// or the device. `out` is what that side last wrote into its mailbox. Lanes that the layout does
+    /// not have are left out.
     ///
     /// # Panics
     /// When the layout has no such port.
     #[inline]
-    pub fn lanes(&self, port: u32, mask: LaneMask) -> impl Iterator<Item = Lane<'c>> + use<'c> {
-        let packets = self.packets_of(port);
-        let lanes = mask.cut(self.layout.lanes()).iter();
-        lanes.map(move |lane| Lane { words: &packets[lane as usize], lane })
+    pub(crate) fn lanes(
+        &self,
+        is_host: bool,
+        port: u32,
+        mask: LaneMask,
+        out: u32,
+    ) -> impl Iterator<Item = Lane<'c>> + use<'c> {
+        let mask = mask.cut(self.layout.lanes());
+        let place = if self.is_tagged() {
+            Place::Tagged(self.turn(is_host, port, mask, out))
+        } else {
+            Place::Packets(self.packets_of(port))
+        };
+        (0..).zip(mask.iter()).map(move |(rank, lane)| {
+            let words = match place {
+                Place::Packets(packets) => Words::Packet(&packets[lane as usize]),
+                Place::Tagged(turn) => Words::Tagged(turn, rank),
+            };
+            Lane { words, lane }
+        })
+    }
+
+    /// Whether this is the crate's own wire.
+    #[inline]
+    pub(super) fn is_tagged(&self) -> bool {
+        self.layout.abi().is_tagged()
+    }
+
+    /// A message and its answer on the crate's own wire, for the side whose turn it is.
+    #[inline]
+    pub(super) fn turn(&self, is_host: bool, port: u32, mask: LaneMask, out: u32) -> Turn<'c> {
+        let (request, reply) = (self.request(port), self.reply(port));
+        let (mine, theirs) = if is_host { (reply, request) } else { (request, reply) };
+        let width = self.layout.lanes();
+        let packet = self.block(
+            self.layout.packet_offset(port, 0),
+            PACKET_WORDS * width.get() as usize,
+        );
+        Turn::new(mine, theirs, packet, mask, width, out)
+    }
+
+    /// A port's request on the crate's own wire.
+    #[inline]
+    pub(super) fn request(&self, port: u32) -> Cells<'c> {
+        let words = tagged::request_size(self.layout.lanes()) / 8;
+        Cells::request(self.block(self.layout.header_offset(port), words))
+    }
+
+    /// A port's reply on the crate's own wire.
+    #[inline]
+    pub(super) fn reply(&self, port: u32) -> Cells<'c> {
+        let words = tagged::reply_size(self.layout.lanes()) / 8;
+        Cells::reply(self.block(self.layout.reply_offset(port), words))
+    }
+
+    /// What a client object of the crate's own wire has to say of a port: its mailbox's value, and
+    /// whether the server still has to answer.
+    pub(super) fn tagged_port_word(&self, port: u32) -> u32 {
+        let sent = self.secondary[port as usize].load(Ordering::Acquire) & 0xff_ffff;
+        let answered = self.reply(port).count() == Some(sent);
+        sent << 8 | if answered { 0 } else { 2 }
+    }
+
+    #[inline]
+    fn block(&self, offset: usize, words: usize) -> &'c [AtomicU64] {
+        let start = (offset - self.layout.packets_offset()) / 8;
+        &self.packets[start..start + words]
     }
 
     #[inline]
@@ -139,6 +210,9 @@ impl<'c> Channel<'c> {
     /// The mask of a port's header, without the lanes that the layout does not have.
     #[inline]
     pub fn mask(&self, port: u32) -> LaneMask {
+        if self.is_tagged() {
+            return self.request(port).mask(self.layout.lanes());
+        }
         let mask = self.header(port)[0].load(Ordering::Relaxed);
         LaneMask(mask).cut(self.layout.lanes())
     }
@@ -152,16 +226,28 @@ impl<'c> Channel<'c> {
     /// Starts to fetch the packets of a port's active lanes. Its header should be there by now.
     #[cfg(all(feature = "std", not(hostcall_loom)))]
     pub(crate) fn prefetch_packets(&self, port: u32) {
-        self.lanes(port, self.mask(port)).for_each(|lane| prefetch(&lane.words[0]));
+        let mask = self.mask(port);
+        if self.is_tagged() {
+            // Cells lie side by side, four to a line.
+            let reach = 2 * mask.count() as usize;
+            let request = self.block(self.layout.header_offset(port), 8 + reach);
+            let reply = self.block(self.layout.reply_offset(port), reach);
+            request[8..].iter().step_by(8).for_each(prefetch);
+            reply.iter().step_by(8).for_each(prefetch);
+            return;
+        }
+        let packets = self.packets_of(port);
+        mask.iter().for_each(|lane| prefetch(&packets[lane as usize][0]));
     }
 
     /// The opcode of a port's header as it stands there: in an interface's own numbers, and crossed
     /// out once a server of this crate has accepted the request.
     pub fn raw_opcode(&self, port: u32) -> u32 {
-        self.opcode_and_status(port).0
+        if self.is_tagged() { self.request(port).opcode() } else { self.opcode_and_status(port).0 }
     }
 
-    /// The opcode of a port's header as its client wrote it, and the status.
+    /// The opcode of a port's header as its client wrote it, and the status. LLVM's wire only, as all
+    /// of the header's words below.
     #[inline]
     pub(super) fn opcode_and_status(&self, port: u32) -> (u32, u32) {
         let word = self.header(port)[1].load(Ordering::Relaxed);
@@ -208,10 +294,29 @@ impl<'c> Channel<'c> {
 ///
 /// Reads copy out. Two reads of the same word may differ when the peer breaks the
 /// rules, so read once, then check, then use.
+///
+/// Words that this side does not write are those that the peer sent, on LLVM's wire. On the crate's own
+/// ([`Abi::Hostcall`](super::Abi::Hostcall)) a message is as long as the last word that any lane
+/// writes, and what lies behind it reads as zero.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane<'c> {
-    words: &'c [AtomicU64; PACKET_WORDS],
+    words: Words<'c>,
     lane: u32,
+}
+
+/// Where a lane's words are.
+#[derive(Clone, Copy, Debug)]
+enum Words<'c> {
+    Packet(&'c [AtomicU64; PACKET_WORDS]),
+    /// On the crate's own wire, with the lane's rank.
+    Tagged(Turn<'c>, u32),
+}
+
+/// The same for all lanes.
+#[derive(Clone, Copy)]
+enum Place<'c> {
+    Packets(&'c [[AtomicU64; PACKET_WORDS]]),
+    Tagged(Turn<'c>),
 }
 
 impl Lane<'_> {
@@ -227,7 +332,10 @@ impl Lane<'_> {
     /// From index 8 on.
     #[inline]
     pub fn word(&self, index: usize) -> u64 {
-        self.words[index].load(Ordering::Relaxed)
+        match &self.words {
+            Words::Packet(words) => words[index].load(Ordering::Relaxed),
+            Words::Tagged(turn, rank) => turn.word(*rank, index),
+        }
     }
 
     /// Writes the word `d[index]`.
@@ -236,7 +344,20 @@ impl Lane<'_> {
     /// From index 8 on.
     #[inline]
     pub fn set_word(&self, index: usize, value: u64) {
-        self.words[index].store(value, Ordering::Relaxed);
+        match &self.words {
+            Words::Packet(words) => words[index].store(value, Ordering::Relaxed),
+            Words::Tagged(turn, rank) => turn.set_word(*rank, index, value),
+        }
+    }
+
+    /// Says that words up to `count` will be written, so that the message grows once.
+    #[inline]
+    fn reserve(&self, count: usize) {
+        if let Words::Tagged(turn, _) = &self.words
+            && count > 1
+        {
+            turn.reserve(count);
+        }
     }
 
     /// A copy of the whole packet.
@@ -248,6 +369,7 @@ impl Lane<'_> {
     /// Writes the whole packet.
     #[inline]
     pub fn store(&self, packet: &Packet) {
+        self.reserve(PACKET_WORDS);
         for (index, &word) in packet.words.iter().enumerate() {
             self.set_word(index, word);
         }
@@ -270,6 +392,7 @@ impl Lane<'_> {
     #[inline]
     pub fn set_value<T: Pod>(&self, value: &T) {
         let packet = Packet::from_value(value);
+        self.reserve(size_of::<T>().div_ceil(8));
         for index in 0..size_of::<T>().div_ceil(8) {
             self.set_word(index, packet.words[index]);
         }
@@ -286,6 +409,7 @@ impl Lane<'_> {
 
     /// Writes bytes from word `first` on.
     pub(super) fn set_bytes_from(&self, first: usize, bytes: &[u8]) {
+        self.reserve(first + bytes.len().div_ceil(8));
         for (index, chunk) in bytes.chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);

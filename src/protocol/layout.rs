@@ -1,6 +1,7 @@
 //! Where mailboxes, headers and packets lie, as checked sizes and offsets (PROTOCOL.md §1.2).
 
 use super::abi::Abi;
+use super::tagged;
 use super::wire::PACKET_SIZE;
 
 /// How many ports a server has: 1 to 16384.
@@ -112,6 +113,8 @@ pub struct Layout {
     header_stride: usize,
     first_packet: usize,
     packet_stride: usize,
+    /// Where replies begin in the packet block; only on the crate's own wire.
+    first_reply: usize,
 }
 
 /// Bytes of a header on the wire.
@@ -131,7 +134,21 @@ impl Layout {
         let doorbell = if abi.has_doorbell() { DOORBELL_SIZE } else { 0 };
         let mailboxes = 8 * ports.get() as usize;
         let lane_bytes = PACKET_SIZE * lanes.get() as usize;
-        let layout = if abi.headers_inside_packets() {
+        let layout = if abi.is_tagged() {
+            let request = tagged::request_size(lanes);
+            let requests = (request * ports.get() as usize).next_multiple_of(64);
+            let replies = tagged::reply_size(lanes) * ports.get() as usize;
+            Layout {
+                abi,
+                ports,
+                lanes,
+                packets_offset: (mailboxes / 2).next_multiple_of(64),
+                header_stride: request,
+                first_packet: (requests + replies).next_multiple_of(64),
+                packet_stride: lane_bytes,
+                first_reply: requests,
+            }
+        } else if abi.headers_inside_packets() {
             let stride = PACKET_SIZE + lane_bytes;
             Layout {
                 abi,
@@ -141,6 +158,7 @@ impl Layout {
                 header_stride: stride,
                 first_packet: HEADER_SIZE,
                 packet_stride: stride,
+                first_reply: 0,
             }
         } else {
             Layout {
@@ -151,6 +169,7 @@ impl Layout {
                 header_stride: HEADER_SIZE,
                 first_packet: HEADER_SIZE * ports.get() as usize,
                 packet_stride: lane_bytes,
+                first_reply: 0,
             }
         };
         Ok(layout)
@@ -179,14 +198,15 @@ impl Layout {
         if self.abi.has_doorbell() { Some(0) } else { None }
     }
 
-    /// The primary mailboxes: the server writes them, the client reads them.
+    /// The primary mailboxes: the server writes them, the client reads them. The crate's own wire has
+    /// none; its replies carry their values.
     pub const fn primary_offset(&self) -> usize {
         if self.abi.has_doorbell() { DOORBELL_SIZE } else { 0 }
     }
 
     /// The secondary mailboxes: the client writes them, the server reads them.
     pub const fn secondary_offset(&self) -> usize {
-        self.primary_offset() + self.mailboxes_size()
+        self.primary_offset() + self.primary_size()
     }
 
     /// The packet block: all headers and packets.
@@ -195,22 +215,35 @@ impl Layout {
         self.packets_offset
     }
 
-    /// The header of a port.
+    /// The header of a port. On the crate's own wire, its request block.
     #[inline]
     pub const fn header_offset(&self, port: u32) -> usize {
         self.packets_offset + self.header_stride * port as usize
     }
 
-    /// The packet of a port's lane.
+    /// The packet of a port's lane. On the crate's own wire, where packets lie by word and not by lane,
+    /// the first word of the lane that is active and has `lane` active ones before it.
     #[inline]
     pub const fn packet_offset(&self, port: u32, lane: u32) -> usize {
+        let lane_stride = if self.abi.is_tagged() { 8 } else { PACKET_SIZE };
         self.packets_offset
             + self.first_packet
             + self.packet_stride * port as usize
-            + PACKET_SIZE * lane as usize
+            + lane_stride * lane as usize
     }
 
-    /// Bytes of either row of mailboxes.
+    /// The reply of a port; only on the crate's own wire.
+    #[inline]
+    pub const fn reply_offset(&self, port: u32) -> usize {
+        self.packets_offset + self.first_reply + tagged::reply_size(self.lanes) * port as usize
+    }
+
+    /// Bytes of the primary mailboxes.
+    pub const fn primary_size(&self) -> usize {
+        if self.abi.is_tagged() { 0 } else { self.mailboxes_size() }
+    }
+
+    /// Bytes of the secondary mailboxes.
     pub const fn mailboxes_size(&self) -> usize {
         4 * self.ports.get() as usize
     }

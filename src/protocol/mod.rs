@@ -4,7 +4,9 @@
 //! conversation. It has two mailboxes, one written by each side, a header and one
 //! 64-byte packet for each lane of a warp. The device owns the packets while both
 //! mailboxes hold the same value and the host while they differ, so a hand-over is
-//! one store: each side inverts its own mailbox and never touches the other.
+//! one store: each side inverts its own mailbox and never touches the other. The crate's own wire
+//! ([`Abi::Hostcall`]) keeps the rules and counts hand-overs where LLVM's inverts a bit, so that short
+//! messages can carry the count themselves.
 //!
 //! The rooms, from the bottom up:
 //!
@@ -12,6 +14,7 @@
 //! - [`abi`]: how each LLVM release arranges them, and the client object that its device code expects.
 //! - [`layout`]: where everything lies, as checked sizes and offsets.
 //! - [`channel`]: the view of shared memory as atomics; the only unsafe code of the protocol.
+//! - `tagged`: how messages look on the crate's own wire.
 //! - [`port`]: whose turn it is, for both roles.
 //! - [`stream`]: messages longer than a packet.
 //!
@@ -23,6 +26,7 @@ pub mod channel;
 pub mod layout;
 pub mod port;
 pub mod stream;
+pub(crate) mod tagged;
 pub mod wire;
 
 pub use abi::{Abi, ClientImage, ClientPointers, SymbolKind};

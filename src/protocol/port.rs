@@ -2,7 +2,8 @@
 //!
 //! The two roles run the same state machine over swapped mailboxes. Each side keeps
 //! the value of its own mailbox and only ever inverts it; the port belongs to the
-//! device while both mailboxes are equal and to the host while they differ.
+//! device while both mailboxes are equal and to the host while they differ. On the
+//! crate's own wire a mailbox is counted up instead, and the host's stands in its reply.
 //!
 //! A newly opened port is a value of its own, because its first step is fixed: a
 //! client must send ([`OpenedPort`]), a server must look at the request ([`Incoming`]).
@@ -14,6 +15,7 @@ use core::task::Poll;
 
 use super::atomic::{AtomicU32, Ordering};
 use super::channel::{Channel, Lane};
+use super::tagged;
 use super::wire::{Header, LaneMask, Opcode, Status};
 
 mod sealed {
@@ -24,13 +26,8 @@ mod sealed {
 
 /// Which end of the conversation a [`Port`] is: [`Device`] or [`Host`].
 pub trait Role: sealed::Sealed {
-    /// The mailboxes that this side reads.
-    fn inbox<'c>(channel: &Channel<'c>) -> &'c [AtomicU32];
-    /// The mailboxes that this side writes.
-    fn outbox<'c>(channel: &Channel<'c>) -> &'c [AtomicU32];
-    /// Whether these mailbox values make the port this side's. Only their lowest bits count: a value
-    /// that no peer should write must not make the port one's own whatever one hands over.
-    fn owns(inbox: u32, outbox: u32) -> bool;
+    /// Whether it is the server's end.
+    const IS_HOST: bool;
 }
 
 /// The client's end, which opens conversations.
@@ -42,26 +39,39 @@ pub enum Device {}
 pub enum Host {}
 
 impl Role for Device {
-    fn inbox<'c>(channel: &Channel<'c>) -> &'c [AtomicU32] {
-        channel.primary()
-    }
-    fn outbox<'c>(channel: &Channel<'c>) -> &'c [AtomicU32] {
-        channel.secondary()
-    }
-    fn owns(inbox: u32, outbox: u32) -> bool {
-        (inbox ^ outbox) & 1 == 0
-    }
+    const IS_HOST: bool = false;
 }
 
 impl Role for Host {
-    fn inbox<'c>(channel: &Channel<'c>) -> &'c [AtomicU32] {
-        channel.secondary()
+    const IS_HOST: bool = true;
+}
+
+impl Channel<'_> {
+    /// Whether a client's mailbox with this value makes the port the server's, who last wrote `out`.
+    ///
+    /// Of LLVM's values only the lowest bits count: one that no peer should write must not make the port
+    /// a side's own whatever it hands over.
+    #[inline]
+    pub(crate) fn is_hosts(&self, mailbox: u32, out: u32) -> bool {
+        if self.is_tagged() { mailbox == tagged::next(out) } else { (mailbox ^ out) & 1 == 1 }
     }
-    fn outbox<'c>(channel: &Channel<'c>) -> &'c [AtomicU32] {
-        channel.primary()
-    }
-    fn owns(inbox: u32, outbox: u32) -> bool {
-        (inbox ^ outbox) & 1 == 1
+
+    /// Whether a side that last wrote `out` has the turn, and the message with it. `mask` has the
+    /// conversation's lanes.
+    #[inline]
+    pub(crate) fn has_turn<R: Role>(&self, port: u32, out: u32, mask: LaneMask) -> bool {
+        // Acquire: what the peer wrote before it handed over is visible after this.
+        let load = |mailboxes: &[AtomicU32]| mailboxes[port as usize].load(Ordering::Acquire);
+        match (R::IS_HOST, self.is_tagged()) {
+            (true, false) => self.is_hosts(load(self.secondary()), out),
+            (false, false) => (load(self.primary()) ^ out) & 1 == 0,
+            (true, true) => {
+                let mailbox = load(self.secondary());
+                self.is_hosts(mailbox, out)
+                    && self.request(port).is_complete(mailbox, mask, self.layout().lanes())
+            }
+            (false, true) => self.reply(port).count() == Some(out),
+        }
     }
 }
 
@@ -107,6 +117,8 @@ impl Drop for Lock<'_> {
 /// Where a conversation stands, seen from one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    /// As `Owned`, and nothing has been sent yet. Only a client's.
+    Opened,
     /// This side may fill or read the packets.
     Owned,
     /// As `Owned`, and what the peer sent has been read.
@@ -135,6 +147,12 @@ impl PortState {
     #[inline]
     pub fn out(&self) -> u32 {
         self.out
+    }
+
+    /// The lanes that take part.
+    #[inline]
+    pub fn mask(&self) -> LaneMask {
+        self.mask
     }
 }
 
@@ -178,9 +196,8 @@ impl<'c, R: Role> Port<'c, R> {
     #[inline]
     pub fn is_ready(&mut self) -> bool {
         if self.state.phase == Phase::Waiting {
-            // Acquire: what the peer wrote before it handed over is visible after this.
-            let inbox = R::inbox(&self.channel)[self.state.index as usize].load(Ordering::Acquire);
-            if !R::owns(inbox, self.state.out) {
+            let PortState { index, out, mask, .. } = self.state;
+            if !self.channel.has_turn::<R>(index, out, mask) {
                 return false;
             }
             self.state.phase = Phase::Owned;
@@ -223,16 +240,40 @@ impl<'c, R: Role> Port<'c, R> {
     /// The packets of the active lanes, whoever owns them now.
     #[inline]
     pub(crate) fn lanes(&self) -> impl Iterator<Item = Lane<'c>> + use<'c, R> {
-        self.channel.lanes(self.state.index, self.state.mask)
+        let PortState { index, out, mask, .. } = self.state;
+        self.channel.lanes(R::IS_HOST, index, mask, out)
     }
 
     #[inline]
     fn hand_over(&mut self) {
-        self.state.out ^= 1;
-        // Release: the packets are visible to the peer before the flag is.
-        R::outbox(&self.channel)[self.state.index as usize]
-            .store(self.state.out, Ordering::Release);
+        if self.channel.is_tagged() {
+            let opening = self.state.phase == Phase::Opened;
+            return self.passed(self.turn().send(opening));
+        }
+        self.passed(self.state.out ^ 1);
+    }
+
+    /// Hands the port over with this as the mailbox's value.
+    #[inline]
+    fn passed(&mut self, out: u32) {
+        self.state.out = out;
+        let mailbox = match (R::IS_HOST, self.channel.is_tagged()) {
+            (true, false) => Some(self.channel.primary()),
+            (false, _) => Some(self.channel.secondary()),
+            // The reply has said it.
+            (true, true) => None,
+        };
+        if let Some(mailbox) = mailbox {
+            // Release: the packets are visible to the peer before the flag is.
+            mailbox[self.state.index as usize].store(out, Ordering::Release);
+        }
         self.state.phase = Phase::Waiting;
+    }
+
+    #[inline]
+    fn turn(&self) -> tagged::Turn<'c> {
+        let PortState { index, out, mask, .. } = self.state;
+        self.channel.turn(R::IS_HOST, index, mask, out)
     }
 }
 
@@ -258,13 +299,16 @@ impl<'c> OpenedPort<'c> {
     ) -> Option<Self> {
         let lock = locks.try_lock(index)?;
         let out = channel.secondary()[index as usize].load(Ordering::Relaxed);
-        let inbox = channel.primary()[index as usize].load(Ordering::Acquire);
-        if !Device::owns(inbox, out) {
+        let mask = mask.cut(channel.layout().lanes());
+        if !channel.has_turn::<Device>(index, out, mask) {
             return None;
         }
-        let mask = mask.cut(channel.layout().lanes());
-        channel.set_header(index, Header { mask: mask.0, opcode, status: 0 });
-        let state = PortState { index, mask, out, phase: Phase::Owned };
+        if channel.is_tagged() {
+            channel.request(index).open(tagged::next(out), opcode, mask);
+        } else {
+            channel.set_header(index, Header { mask: mask.0, opcode, status: 0 });
+        }
+        let state = PortState { index, mask, out, phase: Phase::Opened };
         Some(OpenedPort(Port::new(channel, state, Some(lock))))
     }
 
@@ -299,7 +343,11 @@ impl Port<'_, Device> {
     ///
     /// Only meaningful after something was received. Always `None` with LLVM's servers.
     pub fn status(&self) -> Option<Status> {
-        Status::from_wire(self.channel.opcode_and_status(self.state.index).1)
+        Status::from_wire(if self.channel.is_tagged() {
+            self.turn().status()
+        } else {
+            self.channel.opcode_and_status(self.state.index).1
+        })
     }
 
     /// Ends the conversation: frees the lock. The same as a drop.
@@ -335,17 +383,19 @@ impl<'c> Incoming<'c> {
     /// # Panics
     /// When there is no such port.
     pub fn try_accept(channel: Channel<'c>, index: u32, out: u32) -> Option<Self> {
-        // Acquire: the header and packets that the client wrote are visible after this.
-        let inbox = channel.secondary()[index as usize].load(Ordering::Acquire);
-        if !Host::owns(inbox, out) {
+        // The header and packets that the client wrote are visible after this. Of what a packet of an
+        // old conversation has, only that it is there is of interest.
+        if !channel.has_turn::<Host>(index, out, LaneMask::EMPTY) {
             return None;
         }
         let state = PortState { index, mask: channel.mask(index), out, phase: Phase::Owned };
-        let opcode = Self::opcode(channel, index);
+        let opcode = Self::opcode(channel, index, tagged::next(out));
         let port = Port::new(channel, state, None);
         Some(match opcode {
             Some(opcode) => {
-                channel.set_opcode_and_status(index, CROSSED_OUT, 0);
+                if !channel.is_tagged() {
+                    channel.set_opcode_and_status(index, CROSSED_OUT, 0);
+                }
                 Incoming::New(opcode, port)
             }
             None => Incoming::Stray(port),
@@ -356,12 +406,17 @@ impl<'c> Incoming<'c> {
     pub fn is_new(channel: Channel<'c>, index: u32) -> bool {
         // Acquire: the header that came with this turn is visible after this, also to a server
         // that has seen the turn in a scan without order.
-        let _ = channel.secondary()[index as usize].load(Ordering::Acquire);
-        Self::opcode(channel, index).is_some()
+        let mailbox = channel.secondary()[index as usize].load(Ordering::Acquire);
+        Self::opcode(channel, index, mailbox).is_some()
     }
 
-    fn opcode(channel: Channel<'c>, index: u32) -> Option<Opcode> {
-        channel.layout().abi().opcode_from_wire(channel.opcode_and_status(index).0)
+    /// The opcode of a request that opens a conversation. `count` is its client's mailbox on the
+    /// crate's own wire, where each message says whether it opens one; nothing is crossed out there.
+    fn opcode(channel: Channel<'c>, index: u32, count: u32) -> Option<Opcode> {
+        if channel.is_tagged() && !channel.request(index).opens(count) {
+            return None;
+        }
+        channel.layout().abi().opcode_from_wire(channel.raw_opcode(index))
     }
 }
 
@@ -385,9 +440,9 @@ impl<'c> Port<'c, Host> {
     ///
     /// While the client owns the port nothing can be said to it; what it sends next is a
     /// [`Incoming::Stray`].
-    pub fn refuse(self, status: Status) -> u32 {
+    pub fn refuse(mut self, status: Status) -> u32 {
         if !self.state.is_waiting() {
-            self.leave(status);
+            self.hand_over_refused(status);
         }
         self.close()
     }
@@ -395,14 +450,17 @@ impl<'c> Port<'c, Host> {
     /// Refuses a [stray packet](Incoming::Stray): as [`refuse`](Self::refuse), but its conversation
     /// has been counted as ended already.
     pub fn refuse_stray(mut self, status: Status) -> u32 {
-        self.leave(status);
-        self.hand_over();
+        self.hand_over_refused(status);
         self.state.out
     }
 
-    fn leave(&self, status: Status) {
+    fn hand_over_refused(&mut self, status: Status) {
+        if self.channel.is_tagged() {
+            return self.passed(self.turn().refuse(status.to_wire()));
+        }
         self.lanes().for_each(|lane| lane.clear());
         self.channel.set_opcode_and_status(self.state.index, CROSSED_OUT, status.to_wire());
+        self.hand_over();
     }
 }
 
