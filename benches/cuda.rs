@@ -18,8 +18,9 @@ use hostcall::cuda::cudarc::driver::{
 };
 use hostcall::cuda::cudarc::nvrtc::Ptx;
 use hostcall::cuda::{self, CudaAllocator, DeviceClient};
+use hostcall::device::{CLIENT_SYMBOL, FAST_CLIENT_SYMBOL};
 use hostcall::protocol::Channel;
-use hostcall::{IdlePolicy, LaneMask, Opcode, Registry, Server, Worker};
+use hostcall::{Abi, IdlePolicy, LaneMask, Opcode, Registry, Server, Worker};
 
 const CALL: Opcode = Opcode::new(b'b', 1);
 const NOTE: Opcode = Opcode::new(b'b', 2);
@@ -47,25 +48,30 @@ fn run() -> Result<(), AnyError> {
     println!("flag ping-pong, relaxed:             {:.2} µs", bench.ping("ping_relaxed")? * 1e6);
 
     println!("\none call, one warp: median µs (99th percentile), ratio to the ordered ping-pong");
-    println!("{:>6} {:>22} {:>22} {:>8}", "lanes", "baseline", "ours", "ratio");
+    println!(
+        "{:>6} {:>22} {:>22} {:>22}",
+        "lanes", "baseline", "ours, LLVM's wire", "ours, own wire"
+    );
     for lanes in [1, 32] {
-        let baseline = bench.latency(Side::Baseline, lanes)?;
-        let ours = bench.latency(Side::Ours, lanes)?;
-        println!(
-            "{lanes:>6} {:>12.2} ({:>7.2}) {:>12.2} ({:>7.2}) {:>8.2}",
-            baseline.0 * 1e6,
-            baseline.1 * 1e6,
-            ours.0 * 1e6,
-            ours.1 * 1e6,
-            ours.0 / floor,
-        );
+        print!("{lanes:>6}");
+        for client in [Side::Baseline, Side::Ours, Side::Fast] {
+            let (median, slow) = bench.latency(client, lanes)?;
+            print!(" {:>6.2} ({:>5.2}) {:>7.2}", median * 1e6, slow * 1e6, median / floor);
+        }
+        println!();
     }
 
     for (what, kernel, opcode) in [("calls", "calls", CALL), ("notifications", "notify", NOTE)] {
         println!("\n{what} of a warp: million a second, and times the baseline");
         println!(
-            "{:>6} {:>6} {:>10} {:>18} {:>18} {:>18}",
-            "warps", "lanes", "baseline", "its client, ours", "ours, 1 thread", "ours, 4 threads"
+            "{:>6} {:>6} {:>10} {:>18} {:>18} {:>18} {:>18}",
+            "warps",
+            "lanes",
+            "baseline",
+            "its client, ours",
+            "LLVM's wire",
+            "own wire",
+            "own, 4 threads"
         );
         for (warps, lanes, n) in [
             (1, 1, 10_000),
@@ -85,21 +91,29 @@ fn run() -> Result<(), AnyError> {
             };
             let baseline = rate(Side::Baseline, Host::Baseline)?;
             let mixed = rate(Side::Baseline, Host::Ours(1))?;
-            let one = rate(Side::Ours, Host::Ours(1))?;
-            let four = rate(Side::Ours, Host::Ours(4))?;
-            println!(
-                "{warps:>6} {lanes:>6} {baseline:>10.3} {mixed:>10.3} {:>7.1} {one:>10.3} {:>7.1} {four:>10.3} {:>7.1}",
-                mixed / baseline,
-                one / baseline,
-                four / baseline,
-            );
+            print!("{warps:>6} {lanes:>6} {baseline:>10.3}");
+            for rate in [
+                mixed,
+                rate(Side::Ours, Host::Ours(1))?,
+                rate(Side::Fast, Host::Ours(1))?,
+                rate(Side::Fast, Host::Ours(4))?,
+            ] {
+                print!(" {rate:>10.3} {:>7.1}", rate / baseline);
+            }
+            println!();
         }
     }
 
     println!("\nstreams of 32 lanes to the host: GB/s, and times the baseline");
     println!(
-        "{:>6} {:>10} {:>10} {:>18} {:>18} {:>18}",
-        "warps", "bytes", "baseline", "its client, ours", "ours, 1 thread", "ours, 4 threads"
+        "{:>6} {:>10} {:>10} {:>18} {:>18} {:>18} {:>18}",
+        "warps",
+        "bytes",
+        "baseline",
+        "its client, ours",
+        "LLVM's wire",
+        "own wire",
+        "own, 4 threads"
     );
     for (warps, size, n) in [(1, 65536, 10), (132, 4096, 2), (528, 4096, 1)] {
         let grid = Grid { warps, lanes: 32, n };
@@ -110,14 +124,16 @@ fn run() -> Result<(), AnyError> {
         };
         let baseline = rate(Side::Baseline, Host::Baseline)?;
         let mixed = rate(Side::Baseline, Host::Ours(1))?;
-        let one = rate(Side::Ours, Host::Ours(1))?;
-        let four = rate(Side::Ours, Host::Ours(4))?;
-        println!(
-            "{warps:>6} {size:>10} {baseline:>10.3} {mixed:>10.3} {:>7.1} {one:>10.3} {:>7.1} {four:>10.3} {:>7.1}",
-            mixed / baseline,
-            one / baseline,
-            four / baseline,
-        );
+        print!("{warps:>6} {size:>10} {baseline:>10.3}");
+        for rate in [
+            mixed,
+            rate(Side::Ours, Host::Ours(1))?,
+            rate(Side::Fast, Host::Ours(1))?,
+            rate(Side::Fast, Host::Ours(4))?,
+        ] {
+            print!(" {rate:>10.3} {:>7.1}", rate / baseline);
+        }
+        println!();
     }
     Ok(())
 }
@@ -125,7 +141,10 @@ fn run() -> Result<(), AnyError> {
 /// Which client the kernel uses.
 #[derive(Clone, Copy, Debug)]
 enum Side {
+    /// The header's on LLVM's wire.
     Ours,
+    /// The header's on the crate's own wire.
+    Fast,
     Baseline,
 }
 
@@ -233,7 +252,7 @@ impl Bench {
         const N: u32 = 20_000;
         let mut samples = self.stream.alloc_zeros::<u32>(N as usize)?;
         let server = match client {
-            Side::Ours => Host::Ours(1),
+            Side::Ours | Side::Fast => Host::Ours(1),
             Side::Baseline => Host::Baseline,
         };
         let grid = Grid { warps: 1, lanes, n: N };
@@ -339,16 +358,18 @@ impl Bench {
         launch: impl FnOnce(&dyn Fn(&str) -> CudaFunction) -> Result<T, AnyError>,
     ) -> Result<T, AnyError> {
         let (symbol, prefix) = match client {
-            Side::Ours => ("__hostcall_client", "ours"),
+            Side::Ours => (CLIENT_SYMBOL, "ours"),
+            Side::Fast => (FAST_CLIENT_SYMBOL, "fast"),
             Side::Baseline => ("__hostcall_baseline_client", "baseline"),
         };
+        let abi = if matches!(client, Side::Fast) { Abi::Hostcall } else { Abi::Llvm20 };
         let threads = match server {
             Host::Ours(threads) => threads,
             Host::Baseline => 1,
         };
         let registry = registry()?;
-        let builder = Server::builder(self.allocator()).ports(PORTS).lanes(32).registry(&registry);
-        let host = Arc::new(builder.shards(threads as u32).build()?);
+        let builder = Server::builder(self.allocator()).abi(abi).ports(PORTS).lanes(32);
+        let host = Arc::new(builder.registry(&registry).shards(threads as u32).build()?);
         DeviceClient::find_named(&self.module, &self.stream, symbol)?.publish(&host)?;
         let kernel_of = |name: &str| self.kernel(&format!("{prefix}_{name}")).expect("in bench.cu");
         match server {

@@ -22,7 +22,9 @@
 //   HOSTCALL_SHARED_CLIENT   1 where other code (LLVM's libc, say) uses the same client object. Ports are then
 //                            locked by LLVM's lock bits and both mailboxes are read at every open.
 //                            Default: 1 if HOSTCALL_CLIENT_SYMBOL is defined, else 0.
-//   HOSTCALL_FAST            1 adds namespace hostcall::fast, the crate's own faster wire.
+//   HOSTCALL_FAST            1 adds namespace hostcall::fast: the same functions on the crate's own faster wire, and
+//                            its client object `__hostcall_fast_client` of 16448 bytes, for a server that was
+//                            built for that wire. LLVM's servers do not speak it.
 //
 // nvcc and NVRTC keep the symbols local to the module unless the program is compiled with -rdc=true; give that
 // option (or nvrtcAddNameExpression) where the host looks symbols up by name.
@@ -636,6 +638,20 @@ template <class P> HOSTCALL_FN void ask_for_end(P &port, u32 status) {
   port.send([&](typename P::Outgoing &packet) { packet.set_word(0, status); });
 }
 
+template <class P> HOSTCALL_FN u64 write(u32 opcode, const void *data, u64 size) {
+  u64 written = 0;
+  P port(opcode);
+  port.send_stream(data, size);
+  port.recv([&](typename P::Incoming &packet) { written = packet.word(0); });
+  return written;
+}
+
+// For EXIT and ABORT; the port is closed before the lanes end.
+template <class P> HOSTCALL_FN void request_end(u32 opcode, u32 status) {
+  P port(opcode);
+  ask_for_end(port, status);
+}
+
 } // namespace detail
 
 // ---- The client object -----------------------------------------------------------------------------------
@@ -1043,13 +1059,7 @@ template <class Message> HOSTCALL_FN void notify(u32 opcode, const Message &mess
 
 // Collective. Writes `size` bytes of each lane to an output stream of the host program; `opcode` is kWriteToStdout or
 // kWriteToStderr. Lanes are written in order, each in one piece. Returns the bytes written, 0 on refusal.
-HOSTCALL_FN u64 write(u32 opcode, const void *data, u64 size) {
-  u64 written = 0;
-  Port port(opcode);
-  port.send_stream(data, size);
-  port.recv([&](Packet &packet) { written = packet.word(0); });
-  return written;
-}
+HOSTCALL_FN u64 write(u32 opcode, const void *data, u64 size) { return detail::write<Port>(opcode, data, size); }
 
 // Collective. Writes each lane's text to the host's standard output. Null prints nothing. Returns the bytes written.
 HOSTCALL_FN u64 print(const char *text) { return write(kWriteToStdout, text, detail::text_length(text)); }
@@ -1059,10 +1069,7 @@ HOSTCALL_FN u64 eprint(const char *text) { return write(kWriteToStderr, text, de
 
 // Collective. Asks the host to end the program with `status` once everything sent before by these lanes has been
 // served. Returns when the order is out; the first lane's status counts.
-HOSTCALL_FN void request_exit(u32 status) {
-  Port port(kExit);
-  detail::ask_for_end(port, status);
-}
+HOSTCALL_FN void request_exit(u32 status) { detail::request_end<Port>(kExit, status); }
 
 // Collective. request_exit(), then the end of the calling lanes. On the CPU the thread waits for the end of
 // the process. Does not return.
@@ -1073,10 +1080,7 @@ HOSTCALL_FN void exit(int status) {
 
 // Collective. As exit(), for a program that must not go on: the host aborts.
 HOSTCALL_FN void abort() {
-  {
-    Port port(kAbort);
-    detail::ask_for_end(port, 0);
-  }
+  detail::request_end<Port>(kAbort, 0);
   detail::end_thread();
 }
 
@@ -1115,7 +1119,7 @@ static_assert(sizeof(Client) == 64 + 4 * kMaxPorts, "version 1");
 
 // Words of a request block.
 enum Block : u32 {
-  kLow = 0,      // low half of rank 0's word; meta: kind, kOpening
+  kLow = 0,      // low half of rank 0's word; meta: kind, kOpening, kWhole
   kHigh = 1,     // high half; meta: words of each lane in the packet
   kOpcode = 2,   // in an opening packet only, as the masks
   kMaskLow = 3,  //
@@ -1131,6 +1135,8 @@ enum Kind : u32 {
 };
 
 inline constexpr u32 kOpening = 0x80;
+// The message is there as a whole once the doorbell says so: Order::Ordered.
+inline constexpr u32 kWhole = 0x40;
 
 // What a send orders besides itself.
 enum class Order {
@@ -1242,7 +1248,7 @@ class Incoming {
 public:
   HOSTCALL_PRIMITIVE u64 word(u32 index) const {
     if (kind_ == kPacket)
-      return detail::load_word(column_ + (u64)index * width_);
+      return index < rows_ ? detail::load_word(column_ + (u64)index * width_) : 0;
     return index == 0 ? first_ : 0;
   }
   template <class T> HOSTCALL_PRIMITIVE T value() const { return detail::get_value<T>(*this); }
@@ -1256,6 +1262,7 @@ public:
 private:
   friend class Port;
   u32 kind_;
+  u32 rows_;
   u32 width_;
   u64 first_;
   const u64 *column_;
@@ -1270,7 +1277,7 @@ public:
 
   HOSTCALL_FN explicit Port(u32 opcode)
       : mask_(detail::lane_mask()), index_(detail::kNoPort), count_(0), rank_(0), width_(0), opcode_(opcode),
-        kind_(kNothing), status_(0), opening_(true), owned_(true), received_(false), doorbell_(nullptr),
+        kind_(kNothing), rows_(0), status_(0), opening_(true), owned_(true), received_(false), doorbell_(nullptr),
         request_(nullptr), reply_(nullptr), column_(nullptr), word_(0) {
     const u32 ports = detail::usable_ports(client());
     width_ = client().lane_width;
@@ -1332,6 +1339,7 @@ public:
     wait();
     Incoming message;
     message.kind_ = kind_;
+    message.rows_ = rows_;
     message.width_ = width_;
     message.first_ = kind_ == kWord ? word_ : 0;
     message.column_ = column_;
@@ -1394,7 +1402,8 @@ private:
     if (leads()) {
       if (count_ % kRefresh == 0)
         refresh(kind == kWord ? count_lanes(mask_) : 1);
-      store_pair(request_, tagged((u32)word, count_, kind | (opening_ ? kOpening : 0)),
+      const u32 flags = (opening_ ? kOpening : 0) | (order == Order::Ordered ? kWhole : 0);
+      store_pair(request_, tagged((u32)word, count_, kind | flags),
                  tagged((u32)(word >> 32), count_, rows));
       if (opening_) {
         store_pair(request_ + kOpcode, tagged(opcode_, count_, 0), tagged((u32)mask_, count_, 0));
@@ -1434,8 +1443,11 @@ private:
       }
       found = from_first_lane(mask_, complete ? 0x10000 | meta_of(low) << 8 | meta_of(high) : 0);
     }
-    kind_ = found >> 8 & 0xff;
-    status_ = status_ ? status_ : found & 0xff; // the first reason stays
+    kind_ = found >> 8 & 0x1f;
+    if (kind_ == kPacket)
+      rows_ = found & 0xf;
+    else if (kind_ == kNothing && status_ == 0)
+      status_ = found & 0xff; // the first reason stays
     if (kind_ == kWord) {
       while (!complete) {
         load_pair_acquire(reply_, low, high);
@@ -1454,6 +1466,7 @@ private:
   u32 width_;
   u32 opcode_;
   u32 kind_;
+  u32 rows_;
   u32 status_;
   bool opening_;
   bool owned_;
@@ -1490,12 +1503,17 @@ HOSTCALL_FN void notify(u32 opcode, const Message &message, Order order = Order:
   port.send([&](Outgoing &outgoing) { outgoing.set_value(message); }, order);
 }
 
-HOSTCALL_FN u64 write(u32 opcode, const void *data, u64 size) {
-  u64 written = 0;
-  Port port(opcode);
-  port.send_stream(data, size);
-  port.recv([&](Incoming &message) { written = message.word(0); });
-  return written;
+HOSTCALL_FN u64 write(u32 opcode, const void *data, u64 size) { return detail::write<Port>(opcode, data, size); }
+HOSTCALL_FN u64 print(const char *text) { return write(kWriteToStdout, text, detail::text_length(text)); }
+HOSTCALL_FN u64 eprint(const char *text) { return write(kWriteToStderr, text, detail::text_length(text)); }
+HOSTCALL_FN void request_exit(u32 status) { detail::request_end<Port>(kExit, status); }
+HOSTCALL_FN void exit(int status) {
+  request_exit((u32)status);
+  detail::end_thread();
+}
+HOSTCALL_FN void abort() {
+  detail::request_end<Port>(kAbort, 0);
+  detail::end_thread();
 }
 
 } // namespace fast

@@ -239,9 +239,9 @@ impl Shard {
         } else {
             let mut slot = pass.core.slots[port as usize].lock();
             let value = look();
-            let waiting = slot.state.filter(|state| {
-                state.is_waiting() && pass.channel.is_hosts(value, state.out())
-            });
+            let waiting = slot
+                .state
+                .filter(|state| state.is_waiting() && pass.channel.is_hosts(value, state.out()));
             let Some(state) = waiting else {
                 return 0;
             };

@@ -52,7 +52,8 @@ impl Slot {
     /// Whether the device has the port and has not handed it over yet.
     pub(crate) fn waits_for_device(&self, channel: &Channel<'_>, port: u32) -> bool {
         let mailbox = channel.secondary()[port as usize].load(Ordering::Relaxed);
-        self.state.is_some_and(|state| state.is_waiting() && !channel.is_hosts(mailbox, state.out()))
+        self.state
+            .is_some_and(|state| state.is_waiting() && !channel.is_hosts(mailbox, state.out()))
     }
 }
 

@@ -38,6 +38,9 @@ const UNKNOWN: Opcode = Opcode::new(b'x', 5);
 /// Warps that an H200 has resident at a time, 32 for each of its processors.
 const WARPS: u32 = 4224;
 
+/// The wires that the header speaks, each with the prefix of its kernels in [`HEADER_KERNELS`].
+const WIRES: [(Abi, &str); 2] = [(Abi::Llvm20, "ours"), (Abi::Hostcall, "fast")];
+
 /// The kernels that come with the header.
 const HEADER_KERNELS: &str = include_str!("device/kernels.cu");
 const KERNELS: &str = include_str!("gpu/kernels.cu");
@@ -48,6 +51,7 @@ struct Gpu {
     stream: Arc<CudaStream>,
     module: Arc<CudaModule>,
     wrong: CudaSlice<u32>,
+    abi: Abi,
     _turn: Option<MutexGuard<'static, ()>>,
 }
 
@@ -60,18 +64,22 @@ fn turn() -> MutexGuard<'static, ()> {
 
 impl Gpu {
     fn new(source: &str) -> Self {
+        Self::speaking(Abi::Llvm20, source)
+    }
+
+    fn speaking(abi: Abi, source: &str) -> Self {
         let turn = turn();
-        Gpu { _turn: Some(turn), ..Self::on(0, source) }
+        Gpu { _turn: Some(turn), ..Self::on(0, abi, source) }
     }
 
     /// On a device whose turn is somebody else's care.
-    fn on(device: usize, source: &str) -> Self {
+    fn on(device: usize, abi: Abi, source: &str) -> Self {
         let context = CudaContext::new(device).unwrap();
         let stream = context.new_stream().unwrap();
-        let module = module(&context, source);
+        let module = module(&context, abi, source);
         let wrong = stream.alloc_zeros(1).unwrap();
         stream.synchronize().unwrap();
-        Gpu { context, stream, module, wrong, _turn: None }
+        Gpu { context, stream, module, wrong, abi, _turn: None }
     }
 
     fn kernel(&self, name: &str) -> CudaFunction {
@@ -80,6 +88,7 @@ impl Gpu {
 
     fn builder(&self, registry: &Registry) -> Builder<CudaAllocator> {
         Server::builder(CudaAllocator::new(self.context.clone()))
+            .abi(self.abi)
             .registry(registry)
             .device_deadline(Duration::from_secs(20))
     }
@@ -99,9 +108,10 @@ impl Gpu {
     }
 }
 
-fn module(context: &Arc<CudaContext>, source: &str) -> Arc<CudaModule> {
+fn module(context: &Arc<CudaContext>, abi: Abi, source: &str) -> Arc<CudaModule> {
     let source = source.replace("../../device/hostcall.h", "hostcall.h");
-    let ptx = compiled(&cuda::architecture(context).unwrap(), &source, &["-DHOSTCALL_FAST=0"]);
+    let fast = if abi == Abi::Hostcall { "-DHOSTCALL_FAST=1" } else { "-DHOSTCALL_FAST=0" };
+    let ptx = compiled(&cuda::architecture(context).unwrap(), &source, &[fast]);
     context.load_module(Ptx::from_src(ptx)).unwrap()
 }
 
@@ -111,7 +121,7 @@ fn compiled(architecture: &str, source: &str, options: &[&str]) -> String {
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     let compile =
         || cuda::compile(source, architecture, options).unwrap_or_else(|error| panic!("{error}"));
-    done.entry(source.to_owned()).or_insert_with(compile).clone()
+    done.entry(format!("{options:?} {source}")).or_insert_with(compile).clone()
 }
 
 fn shape(blocks: u32, threads: u32) -> LaunchConfig {
@@ -171,95 +181,109 @@ fn assert_all_completed(server: &Server<CudaAllocator>, conversations: u64) {
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn a_lane_calls_its_host() {
-    let (mut gpu, (registry, _)) = (Gpu::new(KERNELS), registry());
-    let server = gpu.server(gpu.builder(&registry));
-    let (opcode, rounds, by) = (INCREMENT.0, 1000u32, 1u32);
-    let ended =
-        launch!(gpu, server, "increment", (1, 1), &opcode, &rounds, &by, &mut gpu.wrong).unwrap();
-    assert_ended(&ended);
-    assert_eq!(gpu.wrong(), 0);
-    assert_all_completed(&server, 1000);
+    for (abi, _) in WIRES {
+        let (mut gpu, (registry, _)) = (Gpu::speaking(abi, KERNELS), registry());
+        let server = gpu.server(gpu.builder(&registry));
+        let (opcode, rounds, by) = (INCREMENT.0, 1000u32, 1u32);
+        let ended =
+            launch!(gpu, server, "increment", (1, 1), &opcode, &rounds, &by, &mut gpu.wrong)
+                .unwrap();
+        assert_ended(&ended);
+        assert_eq!(gpu.wrong(), 0);
+        assert_all_completed(&server, 1000);
+    }
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn all_lanes_of_a_warp_share_a_conversation() {
-    let (mut gpu, (registry, _)) = (Gpu::new(KERNELS), registry());
-    let server = gpu.server(gpu.builder(&registry));
-    let (opcode, rounds, by) = (INCREMENT.0, 1000u32, 1u32);
-    launch!(gpu, server, "increment", (1, 32), &opcode, &rounds, &by, &mut gpu.wrong).unwrap();
-    assert_eq!(gpu.wrong(), 0);
-    assert!(server.stats().completed < 2000, "lanes called together: {:?}", server.stats());
+    for (abi, _) in WIRES {
+        let (mut gpu, (registry, _)) = (Gpu::speaking(abi, KERNELS), registry());
+        let server = gpu.server(gpu.builder(&registry));
+        let (opcode, rounds, by) = (INCREMENT.0, 1000u32, 1u32);
+        launch!(gpu, server, "increment", (1, 32), &opcode, &rounds, &by, &mut gpu.wrong).unwrap();
+        assert_eq!(gpu.wrong(), 0);
+        assert!(server.stats().completed < 2000, "lanes called together: {:?}", server.stats());
+    }
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn more_warps_than_ports_all_finish() {
-    let (mut gpu, (registry, _)) = (Gpu::new(KERNELS), registry());
-    let (opcode, rounds, by) = (INCREMENT.0, 4u32, 1u32);
-    for (ports, shards) in [(1, 1), (3, 1), (64, 1), (1000, 4), (4096, 4)] {
-        let rounds = if ports < 64 { 1 } else { rounds };
-        let server = gpu.server(gpu.builder(&registry).ports(ports).shards(shards));
-        let (blocks, threads) = (WARPS / 8, 256);
-        let ended = launch!(
-            gpu,
-            server,
-            "increment",
-            (blocks, threads),
-            &opcode,
-            &rounds,
-            &by,
-            &mut gpu.wrong
-        );
-        assert_ended(&ended.unwrap());
-        assert_eq!(gpu.wrong(), 0, "{ports} ports");
-        assert_eq!(server.stats().in_flight(), 0);
+    for (abi, _) in WIRES {
+        let (mut gpu, (registry, _)) = (Gpu::speaking(abi, KERNELS), registry());
+        let (opcode, rounds, by) = (INCREMENT.0, 4u32, 1u32);
+        for (ports, shards) in [(1, 1), (3, 1), (64, 1), (1000, 4), (4096, 4)] {
+            let rounds = if ports < 64 { 1 } else { rounds };
+            let server = gpu.server(gpu.builder(&registry).ports(ports).shards(shards));
+            let (blocks, threads) = (WARPS / 8, 256);
+            let ended = launch!(
+                gpu,
+                server,
+                "increment",
+                (blocks, threads),
+                &opcode,
+                &rounds,
+                &by,
+                &mut gpu.wrong
+            );
+            assert_ended(&ended.unwrap());
+            assert_eq!(gpu.wrong(), 0, "{ports} ports");
+            assert_eq!(server.stats().in_flight(), 0);
+        }
     }
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn any_subset_of_lanes_calls() {
-    let (mut gpu, (registry, _)) = (Gpu::new(KERNELS), registry());
-    let server = gpu.server(gpu.builder(&registry));
-    for lanes in [1u32, 1 << 31, 0x5555_5555, 0xaaaa_aaaa, 0x8000_0001, 0x0ff0_0000, 0, u32::MAX] {
-        launch!(gpu, server, "increment_lanes", (4, 64), &INCREMENT.0, &lanes, &mut gpu.wrong)
-            .unwrap();
-        assert_eq!(gpu.wrong(), 0, "{lanes:#x}");
+    for (abi, _) in WIRES {
+        let (mut gpu, (registry, _)) = (Gpu::speaking(abi, KERNELS), registry());
+        let server = gpu.server(gpu.builder(&registry));
+        for lanes in
+            [1u32, 1 << 31, 0x5555_5555, 0xaaaa_aaaa, 0x8000_0001, 0x0ff0_0000, 0, u32::MAX]
+        {
+            launch!(gpu, server, "increment_lanes", (4, 64), &INCREMENT.0, &lanes, &mut gpu.wrong)
+                .unwrap();
+            assert_eq!(gpu.wrong(), 0, "{lanes:#x}");
+        }
     }
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn divergent_warps_call_notify_nest_and_reopen() {
-    let (mut gpu, (registry, count)) = (Gpu::new(HEADER_KERNELS), registry());
-    let server = gpu.server(gpu.builder(&registry).ports(1024));
-    let mut notified: CudaSlice<u32> = gpu.stream.alloc_zeros(1).unwrap();
-    let ops = ops();
-    let rounds = 5u32;
-    for (kernel, blocks, threads) in [
-        ("ours_diverge", 1, 32),
-        ("ours_diverge", 33, 96),
-        ("ours_diverge", 132, 256),
-        ("ours_nest", 1, 32),
-        ("ours_nest", 32, 96),
-        ("ours_reopen", 1, 32),
-        ("ours_reopen", 132, 64),
-    ] {
-        let function = gpu.kernel(kernel);
-        let mut launch = gpu.stream.launch_builder(&function);
-        launch.arg(&ops).arg(&rounds).arg(&mut gpu.wrong).arg(&mut notified);
-        let stream = gpu.stream.clone();
-        // SAFETY: the arguments are those that the kernels declare.
-        let ended =
-            launcher(&server).launch(&stream, || unsafe { launch.launch(shape(blocks, threads)) });
-        assert_ended(&ended.unwrap());
-        let told = stream.clone_dtoh(&notified).unwrap();
-        stream.synchronize().unwrap();
-        assert_eq!(gpu.wrong(), 0, "{kernel} with {blocks} × {threads}");
-        assert_eq!(count.load(Ordering::Relaxed), told[0].into(), "{kernel}");
+    for (abi, prefix) in WIRES {
+        let (mut gpu, (registry, count)) = (Gpu::speaking(abi, HEADER_KERNELS), registry());
+        let server = gpu.server(gpu.builder(&registry).ports(1024));
+        let mut notified: CudaSlice<u32> = gpu.stream.alloc_zeros(1).unwrap();
+        let ops = ops();
+        let rounds = 5u32;
+        for (kernel, blocks, threads) in [
+            ("diverge", 1, 32),
+            ("diverge", 33, 96),
+            ("diverge", 132, 256),
+            ("nest", 1, 32),
+            ("nest", 32, 96),
+            ("reopen", 1, 32),
+            ("reopen", 132, 64),
+        ] {
+            let kernel = format!("{prefix}_{kernel}");
+            let function = gpu.kernel(&kernel);
+            let mut launch = gpu.stream.launch_builder(&function);
+            launch.arg(&ops).arg(&rounds).arg(&mut gpu.wrong).arg(&mut notified);
+            let stream = gpu.stream.clone();
+            // SAFETY: the arguments are those that the kernels declare.
+            let ended = launcher(&server)
+                .launch(&stream, || unsafe { launch.launch(shape(blocks, threads)) });
+            assert_ended(&ended.unwrap());
+            let told = stream.clone_dtoh(&notified).unwrap();
+            stream.synchronize().unwrap();
+            assert_eq!(gpu.wrong(), 0, "{kernel} with {blocks} × {threads}");
+            assert_eq!(count.load(Ordering::Relaxed), told[0].into(), "{kernel}");
+        }
+        assert_eq!(server.stats().failed(), 0);
     }
-    assert_eq!(server.stats().failed(), 0);
 }
 
 /// Opcodes as the kernels of the header take them.
@@ -306,78 +330,85 @@ fn the_functions_of_the_header_do_what_they_say() {
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn streams_of_all_lengths_come_back() {
-    let (mut gpu, (registry, _)) = (Gpu::new(KERNELS), registry());
-    let server = gpu.server(gpu.builder(&registry));
-    let stride = (1u64 << 20) + 64;
-    let mut there: CudaSlice<u8> = gpu.stream.alloc_zeros(32 * stride as usize).unwrap();
-    let mut back: CudaSlice<u8> = gpu.stream.alloc_zeros(32 * stride as usize).unwrap();
-    for size in [0u64, 1, 55, 56, 57, 119, 120, 121, 251, 1 << 20] {
-        for lanes in [1, 32] {
-            let served = launch!(
-                gpu,
-                server,
-                "stream",
-                (1, lanes),
-                &ECHO.0,
-                &size,
-                &stride,
-                &mut there,
-                &mut back,
-                &mut gpu.wrong
-            );
-            assert_ended(&served.unwrap());
-            assert_eq!(gpu.wrong(), 0, "{size} bytes from {lanes} lanes");
+    for (abi, prefix) in WIRES {
+        let (mut gpu, (registry, _)) = (Gpu::speaking(abi, KERNELS), registry());
+        let server = gpu.server(gpu.builder(&registry));
+        let stride = (1u64 << 20) + 64;
+        let mut there: CudaSlice<u8> = gpu.stream.alloc_zeros(32 * stride as usize).unwrap();
+        let mut back: CudaSlice<u8> = gpu.stream.alloc_zeros(32 * stride as usize).unwrap();
+        for size in [0u64, 1, 55, 56, 57, 119, 120, 121, 251, 1 << 20] {
+            for lanes in [1, 32] {
+                let served = launch!(
+                    gpu,
+                    server,
+                    "stream",
+                    (1, lanes),
+                    &ECHO.0,
+                    &size,
+                    &stride,
+                    &mut there,
+                    &mut back,
+                    &mut gpu.wrong
+                );
+                assert_ended(&served.unwrap());
+                assert_eq!(gpu.wrong(), 0, "{size} bytes from {lanes} lanes");
+            }
         }
-    }
-    let ops = ops();
-    drop((there, back, server, gpu));
+        let ops = ops();
+        drop((there, back, server, gpu));
 
-    // Each lane a length and an alignment of its own.
-    let mut gpu = Gpu::new(HEADER_KERNELS);
-    let server = gpu.server(gpu.builder(&registry).ports(256));
-    let (blocks, threads, rounds) = (64, 96, 9u32);
-    let bytes = blocks as usize * threads as usize * 512;
-    let mut there: CudaSlice<u8> = gpu.stream.alloc_zeros(bytes).unwrap();
-    let mut back: CudaSlice<u8> = gpu.stream.alloc_zeros(bytes).unwrap();
-    let mut notified: CudaSlice<u32> = gpu.stream.alloc_zeros(1).unwrap();
-    launch!(
-        gpu,
-        server,
-        "ours_echo",
-        (blocks, threads),
-        &ops,
-        &rounds,
-        &mut there,
-        &mut back,
-        &mut gpu.wrong,
-        &mut notified
-    )
-    .unwrap();
-    assert_eq!(gpu.wrong(), 0);
+        // Each lane a length and an alignment of its own.
+        let mut gpu = Gpu::speaking(abi, HEADER_KERNELS);
+        let server = gpu.server(gpu.builder(&registry).ports(256));
+        let (blocks, threads, rounds) = (64, 96, 9u32);
+        let bytes = blocks as usize * threads as usize * 512;
+        let mut there: CudaSlice<u8> = gpu.stream.alloc_zeros(bytes).unwrap();
+        let mut back: CudaSlice<u8> = gpu.stream.alloc_zeros(bytes).unwrap();
+        let mut notified: CudaSlice<u32> = gpu.stream.alloc_zeros(1).unwrap();
+        launch!(
+            gpu,
+            server,
+            &format!("{prefix}_echo"),
+            (blocks, threads),
+            &ops,
+            &rounds,
+            &mut there,
+            &mut back,
+            &mut gpu.wrong,
+            &mut notified
+        )
+        .unwrap();
+        assert_eq!(gpu.wrong(), 0);
+    }
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn notifications_that_a_kernel_sends_before_its_end_arrive() {
-    let (gpu, registry) = (Gpu::new(KERNELS), Registry::new());
-    let told = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-    let noted = told.clone();
-    registry
-        .notification(COUNT, move |_, number: u64| {
-            noted[0].fetch_add(1, Ordering::Relaxed);
-            noted[1].fetch_add(number, Ordering::Relaxed);
-        })
-        .unwrap();
-    let mut kernels = 0;
-    for ports in [256, 4096] {
-        let server = gpu.server(gpu.builder(&registry).ports(ports));
-        for _ in 0..10 {
-            let served = launch!(gpu, server, "notify", (WARPS / 8, 256), &COUNT.0).unwrap();
-            kernels += 1;
-            let threads = u64::from(WARPS) * 32;
-            assert_eq!(told[0].load(Ordering::Relaxed), kernels * threads);
-            assert_eq!(told[1].load(Ordering::Relaxed), kernels * (threads * (threads - 1) / 2));
-            assert_ended(&served);
+    for (abi, _) in WIRES {
+        let (gpu, registry) = (Gpu::speaking(abi, KERNELS), Registry::new());
+        let told = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        let noted = told.clone();
+        registry
+            .notification(COUNT, move |_, number: u64| {
+                noted[0].fetch_add(1, Ordering::Relaxed);
+                noted[1].fetch_add(number, Ordering::Relaxed);
+            })
+            .unwrap();
+        let mut kernels = 0;
+        for ports in [256, 4096] {
+            let server = gpu.server(gpu.builder(&registry).ports(ports));
+            for _ in 0..10 {
+                let served = launch!(gpu, server, "notify", (WARPS / 8, 256), &COUNT.0).unwrap();
+                kernels += 1;
+                let threads = u64::from(WARPS) * 32;
+                assert_eq!(told[0].load(Ordering::Relaxed), kernels * threads);
+                assert_eq!(
+                    told[1].load(Ordering::Relaxed),
+                    kernels * (threads * (threads - 1) / 2)
+                );
+                assert_ended(&served);
+            }
         }
     }
 }
@@ -385,50 +416,63 @@ fn notifications_that_a_kernel_sends_before_its_end_arrive() {
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn lines_of_all_threads_are_whole() {
-    let (registry, printed) = (Registry::new(), Captured::new());
-    let services = Services::builder().standard(Standard::null().stdout(printed.clone())).build();
-    services.register(&registry).unwrap();
-    let mut gpu = Gpu::new(KERNELS);
-    let server = gpu.server(gpu.builder(&registry).ports(1024).owning(services));
-    launch!(gpu, server, "print", (WARPS / 8, 256), &mut gpu.wrong).unwrap();
-    assert_eq!(gpu.wrong(), 0);
-    let text = String::from_utf8(printed.contents()).unwrap();
-    let numbers: BTreeSet<u32> = text
-        .lines()
-        .map(|line| {
-            let (number, rest) = line.strip_prefix("thread ").unwrap().split_at(7);
-            assert_eq!(
-                rest,
-                " of the grid says that this line is longer than one packet of 64 bytes"
-            );
-            number.parse().unwrap()
-        })
-        .collect();
-    assert_eq!(text.lines().count(), WARPS as usize * 32);
-    assert!(numbers.into_iter().eq(0..WARPS * 32), "each once");
+    for (abi, _) in WIRES {
+        let (registry, printed) = (Registry::new(), Captured::new());
+        let services =
+            Services::builder().standard(Standard::null().stdout(printed.clone())).build();
+        services.register(&registry).unwrap();
+        let mut gpu = Gpu::speaking(abi, KERNELS);
+        let server = gpu.server(gpu.builder(&registry).ports(1024).owning(services));
+        launch!(gpu, server, "print", (WARPS / 8, 256), &mut gpu.wrong).unwrap();
+        assert_eq!(gpu.wrong(), 0);
+        let text = String::from_utf8(printed.contents()).unwrap();
+        let numbers: BTreeSet<u32> = text
+            .lines()
+            .map(|line| {
+                let (number, rest) = line.strip_prefix("thread ").unwrap().split_at(7);
+                assert_eq!(
+                    rest,
+                    " of the grid says that this line is longer than one packet of 64 bytes"
+                );
+                number.parse().unwrap()
+            })
+            .collect();
+        assert_eq!(text.lines().count(), WARPS as usize * 32);
+        assert!(numbers.into_iter().eq(0..WARPS * 32), "each once");
+    }
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn an_unknown_opcode_releases_the_kernel() {
-    let (mut gpu, (registry, _)) = (Gpu::new(HEADER_KERNELS), registry());
-    let server = gpu.server(gpu.builder(&registry));
-    let ops = ops();
-    let mut notified: CudaSlice<u32> = gpu.stream.alloc_zeros(1).unwrap();
-    let rounds = 3u32;
-    let served =
-        launch!(gpu, server, "ours_refused", (8, 64), &ops, &rounds, &mut gpu.wrong, &mut notified);
-    assert_ended(&served.unwrap());
-    assert_eq!(gpu.wrong(), 0, "replies are zeros, the status says why");
-    assert!(server.stats().unknown_opcodes >= 8 * 2 * 3);
-    assert!(matches!(server.first_error().unwrap().cause, Cause::UnknownOpcode));
+    for (abi, prefix) in WIRES {
+        let (mut gpu, (registry, _)) = (Gpu::speaking(abi, HEADER_KERNELS), registry());
+        let server = gpu.server(gpu.builder(&registry));
+        let ops = ops();
+        let mut notified: CudaSlice<u32> = gpu.stream.alloc_zeros(1).unwrap();
+        let rounds = 3u32;
+        let served = launch!(
+            gpu,
+            server,
+            &format!("{prefix}_refused"),
+            (8, 64),
+            &ops,
+            &rounds,
+            &mut gpu.wrong,
+            &mut notified
+        );
+        assert_ended(&served.unwrap());
+        assert_eq!(gpu.wrong(), 0, "replies are zeros, the status says why");
+        assert!(server.stats().unknown_opcodes >= 8 * 2 * 3);
+        assert!(matches!(server.first_error().unwrap().cause, Cause::UnknownOpcode));
+    }
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn two_servers_on_one_device_do_not_mix() {
     let mut gpu = Gpu::new(KERNELS);
-    let other_module = module(&gpu.context, KERNELS);
+    let other_module = module(&gpu.context, gpu.abi, KERNELS);
     let other_stream = gpu.context.new_stream().unwrap();
     let registries = [Registry::new(), Registry::new()];
     registries[0].unary(INCREMENT, |_, number: u64| number + 1).unwrap();
@@ -465,7 +509,7 @@ fn every_device_has_a_server_of_its_own() {
     let count = cuda::device_count().unwrap();
     let (registry, _) = registry();
     let mut gpus = vec![first];
-    gpus.extend((1..count).map(|device| Gpu::on(device, KERNELS)));
+    gpus.extend((1..count).map(|device| Gpu::on(device, Abi::Llvm20, KERNELS)));
     let check = |mut gpu: Gpu| {
         let server = gpu.server(gpu.builder(&registry));
         let (rounds, by) = (100u32, 1u32);
@@ -603,13 +647,13 @@ fn a_server_of_another_interface_is_not_published() {
     let error = client.publish(&server).unwrap_err();
     assert!(error.to_string().ends_with("build it with .abi(Abi::Llvm20)"), "{error}");
 
-    let none = module(&gpu.context, "extern \"C\" __global__ void nothing() {}");
+    let none = module(&gpu.context, gpu.abi, "extern \"C\" __global__ void nothing() {}");
     let error = DeviceClient::find(&none, &gpu.stream).unwrap_err();
     assert_eq!(error, PublishError::NoClient);
 
     let strange = "extern \"C\" __device__ char __llvm_rpc_client[100];
                    extern \"C\" __global__ void f() { __llvm_rpc_client[threadIdx.x] = 1; }";
-    let strange = module(&gpu.context, strange);
+    let strange = module(&gpu.context, gpu.abi, strange);
     let error = cuda::publish(&strange, &gpu.stream, &server).unwrap_err();
     assert!(error.to_string().contains("100 bytes: known are 552"), "{error}");
 }
@@ -623,7 +667,7 @@ fn the_client_of_old_releases_is_found_through_its_pointer() {
                   extern \"C\" __global__ void copy(unsigned long long *to) {
                       for (int i = 0; i < 69; ++i) to[i] = object[i];
                   }";
-    let module = module(&gpu.context, source);
+    let module = module(&gpu.context, gpu.abi, source);
     let client = DeviceClient::find(&module, &gpu.stream).unwrap();
     assert!(
         matches!(client.abi(), Err(PublishError::UnknownSize { .. })),
@@ -642,7 +686,7 @@ fn the_client_of_old_releases_is_found_through_its_pointer() {
     assert_eq!(bytemuck::cast_slice::<u64, u8>(&words), server.client_image().as_bytes());
 
     let null = source.replace("= object;", "= nullptr;");
-    let null = self::module(&gpu.context, &null);
+    let null = self::module(&gpu.context, gpu.abi, &null);
     let error = cuda::publish(&null, &gpu.stream, &server).unwrap_err();
     assert!(matches!(error, PublishError::BadPointer { .. }), "{error}");
 }
@@ -650,39 +694,41 @@ fn the_client_of_old_releases_is_found_through_its_pointer() {
 #[test]
 #[ignore = "needs an NVIDIA GPU: cargo test --features cuda,loader --test cuda -- --ignored"]
 fn sixty_four_mebibytes_go_through_files_and_come_back() {
-    let folder = std::env::temp_dir().join(format!("hostcall-cuda-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let registry = Registry::new();
-    let policy = FilePolicy::everything(Access::ReadWrite);
-    let services = Services::builder().files(policy).build();
-    services.register(&registry).unwrap();
-    let mut gpu = Gpu::new(KERNELS);
-    let server = gpu.server(gpu.builder(&registry).owning(services));
-    let path = folder.join("lane-00\0").to_str().unwrap().as_bytes().to_vec();
-    let (path_size, chunk, rounds) = (path.len() as u64, 256u64 << 10, 8u32);
-    assert!(path_size < 256);
-    let path = gpu.stream.clone_htod(&path).unwrap();
-    let mut memory: CudaSlice<u8> = gpu.stream.alloc_zeros(32 * chunk as usize).unwrap();
-    let served = launch!(
-        gpu,
-        server,
-        "files",
-        (1, 32),
-        &path,
-        &path_size,
-        &chunk,
-        &rounds,
-        &mut memory,
-        &mut gpu.wrong
-    );
-    let sizes: Vec<_> = std::fs::read_dir(&folder)
-        .unwrap()
-        .map(|file| file.unwrap().metadata().unwrap().len())
-        .collect();
-    std::fs::remove_dir_all(&folder).unwrap();
-    assert_ended(&served.unwrap());
-    assert_eq!(gpu.wrong(), 0);
-    assert_eq!(sizes, [2 << 20; 32]);
+    for (abi, _) in WIRES {
+        let folder = std::env::temp_dir().join(format!("hostcall-cuda-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let registry = Registry::new();
+        let policy = FilePolicy::everything(Access::ReadWrite);
+        let services = Services::builder().files(policy).build();
+        services.register(&registry).unwrap();
+        let mut gpu = Gpu::speaking(abi, KERNELS);
+        let server = gpu.server(gpu.builder(&registry).owning(services));
+        let path = folder.join("lane-00\0").to_str().unwrap().as_bytes().to_vec();
+        let (path_size, chunk, rounds) = (path.len() as u64, 256u64 << 10, 8u32);
+        assert!(path_size < 256);
+        let path = gpu.stream.clone_htod(&path).unwrap();
+        let mut memory: CudaSlice<u8> = gpu.stream.alloc_zeros(32 * chunk as usize).unwrap();
+        let served = launch!(
+            gpu,
+            server,
+            "files",
+            (1, 32),
+            &path,
+            &path_size,
+            &chunk,
+            &rounds,
+            &mut memory,
+            &mut gpu.wrong
+        );
+        let sizes: Vec<_> = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|file| file.unwrap().metadata().unwrap().len())
+            .collect();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_ended(&served.unwrap());
+        assert_eq!(gpu.wrong(), 0);
+        assert_eq!(sizes, [2 << 20; 32]);
+    }
 }
 
 /// The loader on the GPU.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hostcall::backend::host::HostAllocator;
 use hostcall::libc::Services;
 use hostcall::libc::files::{Captured, Standard};
-use hostcall::{HandlerError, Opcode, Registry, Request, Server, Status, Worker};
+use hostcall::{Abi, HandlerError, Opcode, Registry, Request, Server, Status, Worker};
 use libloading::{Library, Symbol};
 
 const INCREMENT: Opcode = Opcode::new(b'x', 1);
@@ -22,11 +22,13 @@ const FAIL: Opcode = Opcode::new(b'x', 4);
 const UNKNOWN: Opcode = Opcode::new(b'x', 5);
 
 /// Compiles the header with its C entry points and loads it.
-fn header() -> Library {
-    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libhostcall_header.so");
+fn header(abi: Abi) -> Library {
+    let name = format!("libhostcall_header_{abi:?}.so");
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device/host_shim.cpp");
     let compiled = Command::new("c++")
         .args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"])
+        .args((abi == Abi::Hostcall).then_some("-DTEST_FAST"))
         .arg(source)
         .arg("-o")
         .arg(&library)
@@ -42,9 +44,17 @@ fn function<'l, F>(library: &'l Library, name: &str) -> Symbol<'l, F> {
     unsafe { library.get(name.as_bytes()) }.unwrap()
 }
 
-// One test: the library has one client object.
 #[test]
 fn the_header_talks_to_the_server() {
+    talk(Abi::Llvm20);
+}
+
+#[test]
+fn the_header_talks_to_the_server_on_the_crates_own_wire() {
+    talk(Abi::Hostcall);
+}
+
+fn talk(abi: Abi) {
     let (registry, printed) = (Registry::new(), Captured::new());
     let services = Services::builder().standard(Standard::null().stdout(printed.clone())).build();
     services.register(&registry).unwrap();
@@ -58,11 +68,11 @@ fn the_header_talks_to_the_server() {
         })
         .unwrap();
     registry.register(FAIL, |_: Request<'_>| Err(HandlerError::new("as the test wants"))).unwrap();
-    let server = Server::builder(HostAllocator).lanes(1).ports(3).registry(&registry);
+    let server = Server::builder(HostAllocator).abi(abi).lanes(1).ports(3).registry(&registry);
     let worker = Worker::start(server.owning(services).build().unwrap()).unwrap();
     let server = worker.server();
 
-    let library = header();
+    let library = header(abi);
     let publish: Symbol<'_, unsafe extern "C" fn(*const c_void, usize) -> c_int> =
         function(&library, "hc_test_publish");
     let call: Symbol<'_, unsafe extern "C" fn(u32, u64) -> u64> =
@@ -82,6 +92,12 @@ fn the_header_talks_to_the_server() {
     let bytes = image.as_bytes();
     // SAFETY: the image is valid for its length; no client thread runs yet.
     assert_eq!(unsafe { publish(bytes.as_ptr().cast(), bytes.len()) }, 0);
+
+    // SAFETY: as above. A client of ports that have been used already goes on where they stand.
+    assert_eq!(unsafe { call(INCREMENT.0, 1) }, 2);
+    let image = server.client_image();
+    // SAFETY: as above.
+    assert_eq!(unsafe { publish(image.as_bytes().as_ptr().cast(), bytes.len()) }, 0);
 
     // More threads than ports, each with calls of its own.
     std::thread::scope(|scope| {

@@ -228,7 +228,8 @@ fn a_golden_image_in_full() {
         assert_eq!(image.as_bytes(), expected, "{abi}");
     }
     let numbers = [1, 33, 32, 0].map(|number| [number, 0, 0, 0]).concat();
-    let expected = [&numbers[..], &outbox, &headers, &inbox, &packets, &vec![0; 16 + 4 * 4096]].concat();
+    let expected =
+        [&numbers[..], &outbox, &headers, &inbox, &packets, &vec![0; 16 + 4 * 4096]].concat();
     let image = ClientImage::new(&layout(Abi::Hostcall, 33, 32), &pointers);
     assert_eq!(image.as_bytes(), expected);
 }

@@ -201,9 +201,9 @@ impl<A: SharedAllocator> SharedMemory<A> {
         let channel = unsafe {
             Channel::from_raw(
                 layout,
-                primary.as_ref().map_or(core::ptr::dangling_mut(), |block| {
-                    block.host().as_ptr().cast()
-                }),
+                primary
+                    .as_ref()
+                    .map_or(core::ptr::dangling_mut(), |block| block.host().as_ptr().cast()),
                 secondary.host().as_ptr().cast(),
                 packets.host().as_ptr().cast(),
                 doorbell.as_ref().map(|block| block.host().as_ptr().add(DOORBELL_COUNTER).cast()),

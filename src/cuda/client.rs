@@ -7,14 +7,15 @@ use cudarc::driver::CudaStream;
 
 use crate::backend::SharedAllocator;
 use crate::backend::cuda::{CudaError, Global, Globals};
-use crate::device::CLIENT_SYMBOL;
+use crate::device::{CLIENT_SYMBOL, FAST_CLIENT_SYMBOL};
 use crate::protocol::abi::UnknownSymbol;
 use crate::protocol::{Abi, SymbolKind};
 use crate::server::Server;
 
 /// The names that client objects have: LLVM 20 and newer, LLVM 17 to 19 (a pointer), and
-/// [`device::HEADER`](crate::device::HEADER).
-pub const SYMBOLS: [&str; 3] = ["__llvm_rpc_client", "__llvm_libc_rpc_client", CLIENT_SYMBOL];
+/// [`device::HEADER`](crate::device::HEADER) on either wire.
+pub const SYMBOLS: [&str; 4] =
+    ["__llvm_rpc_client", "__llvm_libc_rpc_client", CLIENT_SYMBOL, FAST_CLIENT_SYMBOL];
 
 /// Why a client was not published.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -103,15 +104,23 @@ impl<'m> DeviceClient<'m> {
     /// # Errors
     /// [`PublishError::NoClient`], [`PublishError::Several`], or what the driver says.
     pub fn find(module: &'m impl Globals, stream: &Arc<CudaStream>) -> Result<Self, PublishError> {
+        Self::find_among(&SYMBOLS, module, stream)?.ok_or(PublishError::NoClient)
+    }
+
+    fn find_among(
+        symbols: &[&'static str],
+        module: &'m impl Globals,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Option<Self>, PublishError> {
         let mut found: Option<(&'static str, Self)> = None;
-        for symbol in SYMBOLS {
+        for &symbol in symbols {
             match (Self::look(module, stream, symbol)?, &found) {
                 (None, _) => {}
                 (Some(client), None) => found = Some((symbol, client)),
                 (Some(_), Some((first, _))) => return Err(PublishError::Several(first, symbol)),
             }
         }
-        found.map(|(_, client)| client).ok_or(PublishError::NoClient)
+        Ok(found.map(|(_, client)| client))
     }
 
     /// Finds it under a name of the program's own.
@@ -200,7 +209,8 @@ impl fmt::Debug for DeviceClient<'_> {
 /// Finds the module's client object and copies the server's image into it: [`DeviceClient::find`],
 /// then [`publish`](DeviceClient::publish).
 ///
-/// `stream` is one of the module's context.
+/// A module may have a client for each wire; the one that the server speaks is taken. `stream` is one of
+/// the module's context.
 ///
 /// # Errors
 /// As those two.
@@ -209,7 +219,14 @@ pub fn publish<A: SharedAllocator + 'static>(
     stream: &Arc<CudaStream>,
     server: &Server<A>,
 ) -> Result<(), PublishError> {
-    DeviceClient::find(module, stream)?.publish(server)
+    let (llvm, own) = SYMBOLS.split_at(3);
+    let symbols = if server.layout().abi() == Abi::Hostcall { own } else { llvm };
+    let client = match DeviceClient::find_among(symbols, module, stream)? {
+        Some(client) => client,
+        // There may be one that says which server it needs.
+        None => DeviceClient::find(module, stream)?,
+    };
+    client.publish(server)
 }
 
 #[cfg(test)]
@@ -219,7 +236,7 @@ mod tests {
     #[test]
     fn an_object_fits_the_server_that_speaks_its_interface() {
         for server in Abi::ALL {
-            let fitting: Vec<_> = [8u64, 96, 544, 552, 560, 2096]
+            let fitting: Vec<_> = [8u64, 96, 544, 552, 560, 2096, 16448]
                 .into_iter()
                 .filter(|&size| fits("client", size, server).is_ok())
                 .collect();

@@ -241,6 +241,7 @@ pub struct ClientImage {
 impl ClientImage {
     /// The client object for a layout and its addresses, all locks free, for ports that have not been
     /// used yet.
+    #[expect(clippy::large_stack_arrays, reason = "there may be no allocator")]
     pub fn new(layout: &Layout, pointers: &ClientPointers) -> Self {
         let abi = layout.abi();
         let mut image = ClientImage { abi, bytes: [0; Abi::Hostcall.client_size()] };

@@ -165,10 +165,8 @@ impl<'c> Channel<'c> {
         let (request, reply) = (self.request(port), self.reply(port));
         let (mine, theirs) = if is_host { (reply, request) } else { (request, reply) };
         let width = self.layout.lanes();
-        let packet = self.block(
-            self.layout.packet_offset(port, 0),
-            PACKET_WORDS * width.get() as usize,
-        );
+        let packet =
+            self.block(self.layout.packet_offset(port, 0), PACKET_WORDS * width.get() as usize);
         Turn::new(mine, theirs, packet, mask, width, out)
     }
 

@@ -148,7 +148,8 @@ impl<'c> Cells<'c> {
 
     #[inline]
     fn value(&self, rank: u32) -> u64 {
-        let [low, high] = [self.low(rank), self.high(rank)].map(|word| word.load(Ordering::Relaxed));
+        let [low, high] =
+            [self.low(rank), self.high(rank)].map(|word| word.load(Ordering::Relaxed));
         u64::from(data(high)) << 32 | u64::from(data(low))
     }
 
@@ -256,8 +257,7 @@ impl<'c> Turn<'c> {
         width: LaneWidth,
         count: u32,
     ) -> Self {
-        let [low, high] =
-            [theirs.low(0), theirs.high(0)].map(|word| word.load(Ordering::Relaxed));
+        let [low, high] = [theirs.low(0), theirs.high(0)].map(|word| word.load(Ordering::Relaxed));
         let kind = Kind::new(low, high);
         Turn { mine, theirs, packet, ranks: mask.count(), width: width.get(), count, kind }
     }
@@ -409,7 +409,7 @@ impl<'c> Turn<'c> {
     /// Rank 0's cell, which says what the message is.
     #[inline]
     fn complete(&self, of: u32, value: u64, low_meta: u32, high_meta: u32) {
-        if of % REFRESH == 0 {
+        if of.is_multiple_of(REFRESH) {
             self.refresh(of, low_meta);
         }
         let (low, high) = (value as u32, (value >> 32) as u32);

@@ -9,7 +9,7 @@
 #endif
 #include "../../device/bench/baseline.h"
 #include "../../device/bench/baseline_server.hpp"
-#include "../../device/bench/fast_server.hpp"
+#include "fast_server.hpp"
 
 #include <atomic>
 #include <cstdio>

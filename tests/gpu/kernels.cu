@@ -1,8 +1,14 @@
-// Kernels of tests/cuda.rs, besides those of tests/device/kernels.cu.
+// Kernels of tests/cuda.rs, besides those of tests/device/kernels.cu. With HOSTCALL_FAST=1 on the crate's own wire.
 #define HOSTCALL_DEFINE_CLIENT
 #include "hostcall.h"
 
-using hostcall::Packet;
+#if HOSTCALL_FAST
+namespace wire = hostcall::fast;
+#else
+namespace wire = hostcall;
+#endif
+using Outgoing = wire::Port::Outgoing;
+using Incoming = wire::Port::Incoming;
 using hostcall::u32;
 using hostcall::u64;
 using hostcall::u8;
@@ -17,7 +23,7 @@ __device__ u64 thread_number() {
 KERNEL increment(u32 opcode, u32 rounds, u32 by, u32 *wrong) {
   const u64 base = thread_number() << 20;
   for (u32 i = 0; i < rounds; ++i)
-    if (hostcall::call<u64>(opcode, base + i) != base + i + by)
+    if (wire::call<u64>(opcode, base + i) != base + i + by)
       atomicAdd(wrong, 1);
 }
 
@@ -26,7 +32,7 @@ KERNEL increment_lanes(u32 opcode, u32 lanes, u32 *wrong) {
   if (!(lanes >> threadIdx.x % 32 & 1))
     return;
   const u64 sent = thread_number() + 77;
-  if (hostcall::call<u64>(opcode, sent) != sent + 1)
+  if (wire::call<u64>(opcode, sent) != sent + 1)
     atomicAdd(wrong, 1);
 }
 
@@ -39,7 +45,7 @@ KERNEL stream(u32 opcode, u64 size, u64 stride, u8 *there, u8 *back, u32 *wrong)
   got[size] = 0xee;
   u64 length;
   {
-    hostcall::Port port(opcode);
+    wire::Port port(opcode);
     port.send_stream(sent, size);
     length = port.recv_stream(got, size);
   }
@@ -51,7 +57,7 @@ KERNEL stream(u32 opcode, u64 size, u64 stride, u8 *there, u8 *back, u32 *wrong)
 }
 
 // One notification from every thread, and the end.
-KERNEL notify(u32 opcode) { hostcall::notify(opcode, thread_number()); }
+KERNEL notify(u32 opcode) { wire::notify(opcode, thread_number()); }
 
 // One line from every thread, longer than a packet.
 KERNEL print(u32 *wrong) {
@@ -59,29 +65,29 @@ KERNEL print(u32 *wrong) {
   u64 number = thread_number();
   for (u32 at = 13; at > 6; --at, number /= 10)
     line[at] = (char)('0' + number % 10);
-  if (hostcall::print(line) != sizeof(line) - 1)
+  if (wire::print(line) != sizeof(line) - 1)
     atomicAdd(wrong, 1);
 }
 
 // Block 0 waits for an answer that does not come; block 1 says something, then faults.
 KERNEL fault(u32 never) {
   if (blockIdx.x == 0) {
-    hostcall::call<u64>(never, 0ull);
+    wire::call<u64>(never, 0ull);
     return;
   }
-  hostcall::print("before the fault\n");
+  wire::print("before the fault\n");
   for (u32 i = 0; i < 200; ++i)
     __nanosleep(100000);
   __trap();
 }
 
 // Waits for an answer that does not come.
-KERNEL wait(u32 never, u64 *reply) { *reply = hostcall::call<u64>(never, 5ull); }
+KERNEL wait(u32 never, u64 *reply) { *reply = wire::call<u64>(never, 5ull); }
 
 // Asks for the end of the program, then goes on until it is told to stop.
 KERNEL exit_and_stay(int status, volatile u32 *stop) {
   if (blockIdx.x == 0)
-    hostcall::exit(status);
+    wire::exit(status);
   while (!*stop)
     __nanosleep(1000);
 }
@@ -96,13 +102,13 @@ KERNEL files(const char *path, u64 path_size, u64 chunk, u32 rounds, u8 *memory,
   name[path_size - 3] = (char)('0' + lane / 10);
   name[path_size - 2] = (char)('0' + lane % 10);
   u64 handle = 0, done = 0;
-  auto take = [&](Packet &packet) { done = packet.word(0); };
+  auto take = [&](Incoming &packet) { done = packet.word(0); };
   for (u32 pass = 0; pass < 2; ++pass) {
     {
-      hostcall::Port port(0x63000008); // open
+      wire::Port port(0x63000008); // open
       port.send_stream(name, path_size);
-      port.send([&](Packet &packet) { packet.set_word(0, pass == 0 ? 'w' : 'r'); });
-      port.recv([&](Packet &packet) { handle = packet.word(0); });
+      port.send([&](Outgoing &packet) { packet.set_word(0, pass == 0 ? 'w' : 'r'); });
+      port.recv([&](Incoming &packet) { handle = packet.word(0); });
     }
     bool right = handle != 0;
     u8 *bytes = memory + lane * chunk;
@@ -110,15 +116,15 @@ KERNEL files(const char *path, u64 path_size, u64 chunk, u32 rounds, u8 *memory,
       if (pass == 0) {
         for (u64 i = 0; i < chunk; ++i)
           bytes[i] = (u8)(i * 13 + i / 255 + lane + round);
-        hostcall::Port port(0x63000004); // write
-        port.send([&](Packet &packet) { packet.set_word(0, handle); });
+        wire::Port port(0x63000004); // write
+        port.send([&](Outgoing &packet) { packet.set_word(0, handle); });
         port.send_stream(bytes, chunk);
         port.recv(take);
       } else {
         u64 length;
         {
-          hostcall::Port port(0x63000006); // read
-          port.send([&](Packet &packet) {
+          wire::Port port(0x63000006); // read
+          port.send([&](Outgoing &packet) {
             packet.set_word(0, chunk);
             packet.set_word(1, handle);
           });
@@ -131,7 +137,7 @@ KERNEL files(const char *path, u64 path_size, u64 chunk, u32 rounds, u8 *memory,
       }
       right = right && done == chunk;
     }
-    if (hostcall::call<u64>(0x63000009, handle) != 0 || !right) // close
+    if (wire::call<u64>(0x63000009, handle) != 0 || !right) // close
       atomicAdd(wrong, 1);
   }
 }

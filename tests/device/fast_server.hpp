@@ -1,7 +1,7 @@
-// fast_server.hpp: the host half of the faster wire (hostcall::fast in hostcall.h) in its plainest form, for tests and
-// first measurements, and as the reference for a real one. One thread; one conversation served to its end.
-#ifndef HOSTCALL_BENCH_FAST_SERVER_HPP
-#define HOSTCALL_BENCH_FAST_SERVER_HPP
+// fast_server.hpp: the host half of the faster wire (hostcall::fast in hostcall.h) in its plainest form, for tests of
+// the header under C++ sanitizers. One thread; one conversation served to its end.
+#ifndef HOSTCALL_TEST_FAST_SERVER_HPP
+#define HOSTCALL_TEST_FAST_SERVER_HPP
 
 #include <cstddef>
 #include <cstdint>
@@ -87,7 +87,7 @@ public:
         }
         ++rank;
       }
-      flip(used > 1 ? kPacket : kWord, first);
+      flip(used > 1 ? kPacket : kWord, first, used > 1 ? used : 0);
       received_ = false;
     }
 
@@ -155,14 +155,14 @@ public:
           std::this_thread::yield();
       }
     }
-    void flip(uint32_t kind, uint64_t word, uint32_t status = 0) {
+    void flip(uint32_t kind, uint64_t word, uint32_t status_or_rows = 0) {
       const uint32_t count = server_.ports_[index_].count = next();
       if (count % kRefresh == 0) {
         const uint32_t written = kind == kWord ? (uint32_t)__builtin_popcountll(mask()) : 1;
         for (uint32_t rank = written; rank < lanes(); ++rank)
           server_.put_cell(index_, rank, count, 0, 0, 0);
       }
-      server_.put_cell(index_, 0, count, word, kind, status);
+      server_.put_cell(index_, 0, count, word, kind, status_or_rows);
       owned_ = false;
     }
 
@@ -244,7 +244,7 @@ private:
     const uint64_t low = load(block, __ATOMIC_ACQUIRE), high = load(block + 1, __ATOMIC_ACQUIRE);
     if (!is_of(low, want) || !is_of(high, want))
       return false;
-    const uint32_t kind = (uint32_t)low & 0x7f;
+    const uint32_t kind = (uint32_t)low & 0x1f;
     const bool opening = (low & kOpening) != 0;
     uint64_t mask = port.mask;
     uint32_t opcode = port.opcode;
@@ -320,4 +320,4 @@ private:
 
 } // namespace hostcall_bench
 
-#endif // HOSTCALL_BENCH_FAST_SERVER_HPP
+#endif // HOSTCALL_TEST_FAST_SERVER_HPP
