@@ -20,7 +20,7 @@ use crate::error::{Cause, ConversationError, HandlerError, WaitingFor};
 use crate::handler::{HandlerFuture, Handling, Request};
 use crate::protocol::atomic::AtomicU32;
 use crate::protocol::channel::differ;
-use crate::protocol::{Channel, Host, Incoming, Opcode, Port, Status};
+use crate::protocol::{Channel, Host, Incoming, Opcode, Port, PortState, Status};
 use crate::registry::{Registry, Table};
 use crate::server::Conversation;
 use crate::state::{Caller, Core, PortWaker, ReadyQueue};
@@ -275,7 +275,7 @@ impl Shard {
                 0
             }
             Some(Incoming::New(opcode, port)) => {
-                self.begin(pass, index, opcode, port);
+                self.begin(pass, index, opcode, port.state());
                 1
             }
             Some(Incoming::Stray(port)) => {
@@ -296,7 +296,7 @@ impl Shard {
     }
 
     /// Gives a new conversation to its handler.
-    fn begin(&mut self, pass: &Pass<'_>, index: u32, opcode: Opcode, port: Port<'_, Host>) {
+    fn begin(&mut self, pass: &Pass<'_>, index: u32, opcode: Opcode, port: PortState) {
         pass.counters.accepted.add(1);
         let caller = Caller { opcode, port: port.index(), mask: port.mask() };
         self.entries[index as usize].opcode = opcode;
@@ -315,7 +315,7 @@ impl Shard {
         let request = Request {
             core: pass.core,
             caller,
-            state: port.state(),
+            state: port,
             channel: &pass.channel,
             detached: &detached,
         };
@@ -324,7 +324,7 @@ impl Shard {
         let outcome = match handled {
             Ok(Ok(Handling::Async(future))) => {
                 if !detached.get() {
-                    slot.lock().begin(port.state());
+                    slot.lock().begin(port);
                 }
                 return self.install(pass, index, caller, future);
             }
@@ -334,8 +334,7 @@ impl Shard {
         };
         // A handler may have detached the conversation and finished all the same.
         let state = if detached.get() { pass.core.end(caller.port) } else { None };
-        let port = Port::resume(pass.channel, state.unwrap_or(port.state()));
-        self.finish(pass, index, caller, port, outcome);
+        self.finish(pass, index, caller, state.unwrap_or(port), outcome);
     }
 
     fn install(&mut self, pass: &Pass<'_>, index: u32, caller: Caller, future: HandlerFuture) {
@@ -391,8 +390,7 @@ impl Shard {
             (Ok(()), Err(panic)) => Err(Cause::Panicked(panic_message(&*panic))),
             (outcome, _) => outcome,
         };
-        if let Some(state) = state {
-            let port = Port::resume(pass.channel, state);
+        if let Some(port) = state {
             self.finish(pass, index, caller, port, outcome);
         }
     }
@@ -403,11 +401,12 @@ impl Shard {
         pass: &Pass<'_>,
         index: u32,
         caller: Caller,
-        port: Port<'_, Host>,
+        port: PortState,
         outcome: Result<(), Cause>,
     ) {
         let entry = &mut self.entries[index as usize];
         let number = port.index() as usize;
+        let port = Port::<Host>::resume(pass.channel, port);
         match outcome {
             Ok(()) => {
                 pass.counters.completed.add(1);

@@ -10,7 +10,7 @@ use bytemuck::Pod;
 
 use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::layout::Layout;
-use super::tagged::{self, Cells, Turn};
+use super::tagged::{self, Cells, Rows, Turn};
 use super::wire::{Header, LaneMask, PACKET_SIZE, PACKET_WORDS, Packet};
 
 /// Shared memory as one side's code sees it. Copies are cheap and see the same memory.
@@ -139,17 +139,11 @@ impl<'c> Channel<'c> {
         out: u32,
     ) -> impl Iterator<Item = Lane<'c>> + use<'c> {
         let mask = mask.cut(self.layout.lanes());
-        let place = if self.is_tagged() {
-            Place::Tagged(self.turn(is_host, port, mask, out))
-        } else {
-            Place::Packets(self.packets_of(port))
-        };
-        (0..).zip(mask.iter()).map(move |(rank, lane)| {
-            let words = match place {
-                Place::Packets(packets) => Words::Packet(&packets[lane as usize]),
-                Place::Tagged(turn) => Words::Tagged(turn, rank),
-            };
-            Lane { words, lane }
+        let rows = self.is_tagged().then(|| self.turn(is_host, port, mask, out).rows());
+        let packets = if rows.is_some() { &[] } else { self.packets_of(port) };
+        (0..).zip(mask.iter()).map(move |(rank, lane)| match rows {
+            Some(rows) => Lane { words: Words::Tagged(rows, rank), lane },
+            None => Lane { words: Words::Packet(&packets[lane as usize]), lane },
         })
     }
 
@@ -161,13 +155,13 @@ impl<'c> Channel<'c> {
 
     /// A message and its answer on the crate's own wire, for the side whose turn it is.
     #[inline]
-    pub(super) fn turn(&self, is_host: bool, port: u32, mask: LaneMask, out: u32) -> Turn<'c> {
+    pub(super) fn turn(&self, is_host: bool, port: u32, mask: LaneMask, count: u32) -> Turn<'c> {
         let (request, reply) = (self.request(port), self.reply(port));
         let (mine, theirs) = if is_host { (reply, request) } else { (request, reply) };
         let width = self.layout.lanes();
-        let packet =
-            self.block(self.layout.packet_offset(port, 0), PACKET_WORDS * width.get() as usize);
-        Turn::new(mine, theirs, packet, mask, width, out)
+        let words = PACKET_WORDS * width.get() as usize;
+        let packet = self.block(self.layout.packet_offset(port, 0), words);
+        Turn { mine, theirs, packet, mask, width, count }
     }
 
     /// A port's request on the crate's own wire.
@@ -230,8 +224,10 @@ impl<'c> Channel<'c> {
             let reach = 2 * mask.count() as usize;
             let request = self.block(self.layout.header_offset(port), 8 + reach);
             let reply = self.block(self.layout.reply_offset(port), reach);
-            request[8..].iter().step_by(8).for_each(prefetch);
-            reply.iter().step_by(8).for_each(prefetch);
+            let packet = self.block(self.layout.packet_offset(port, 0), reach / 2);
+            for words in [&request[8..], reply, packet] {
+                words.iter().step_by(8).for_each(prefetch);
+            }
             return;
         }
         let packets = self.packets_of(port);
@@ -307,14 +303,7 @@ pub struct Lane<'c> {
 enum Words<'c> {
     Packet(&'c [AtomicU64; PACKET_WORDS]),
     /// On the crate's own wire, with the lane's rank.
-    Tagged(Turn<'c>, u32),
-}
-
-/// The same for all lanes.
-#[derive(Clone, Copy)]
-enum Place<'c> {
-    Packets(&'c [[AtomicU64; PACKET_WORDS]]),
-    Tagged(Turn<'c>),
+    Tagged(Rows<'c>, u32),
 }
 
 impl Lane<'_> {
@@ -332,7 +321,7 @@ impl Lane<'_> {
     pub fn word(&self, index: usize) -> u64 {
         match &self.words {
             Words::Packet(words) => words[index].load(Ordering::Relaxed),
-            Words::Tagged(turn, rank) => turn.word(*rank, index),
+            Words::Tagged(rows, rank) => rows.word(*rank, index),
         }
     }
 
@@ -344,17 +333,17 @@ impl Lane<'_> {
     pub fn set_word(&self, index: usize, value: u64) {
         match &self.words {
             Words::Packet(words) => words[index].store(value, Ordering::Relaxed),
-            Words::Tagged(turn, rank) => turn.set_word(*rank, index, value),
+            Words::Tagged(rows, rank) => rows.set_word(*rank, index, value),
         }
     }
 
     /// Says that words up to `count` will be written, so that the message grows once.
     #[inline]
     fn reserve(&self, count: usize) {
-        if let Words::Tagged(turn, _) = &self.words
+        if let Words::Tagged(rows, _) = &self.words
             && count > 1
         {
-            turn.reserve(count);
+            rows.reserve(count);
         }
     }
 

@@ -109,12 +109,13 @@ pub struct Layout {
     abi: Abi,
     ports: PortCount,
     lanes: LaneWidth,
-    packets_offset: usize,
-    header_stride: usize,
-    first_packet: usize,
-    packet_stride: usize,
+    // Small, for this is copied with every port. The largest layout has 70 MB.
+    packets_offset: u32,
+    header_stride: u32,
+    first_packet: u32,
+    packet_stride: u32,
     /// Where replies begin in the packet block; only on the crate's own wire.
-    first_reply: usize,
+    first_reply: u32,
 }
 
 /// Bytes of a header on the wire.
@@ -131,13 +132,13 @@ impl Layout {
         if ports.get() > abi.max_ports() {
             return Err(LayoutError::TooManyPorts { ports: ports.get(), abi });
         }
-        let doorbell = if abi.has_doorbell() { DOORBELL_SIZE } else { 0 };
-        let mailboxes = 8 * ports.get() as usize;
-        let lane_bytes = PACKET_SIZE * lanes.get() as usize;
+        let doorbell = if abi.has_doorbell() { DOORBELL_SIZE as u32 } else { 0 };
+        let mailboxes = 8 * ports.get();
+        let lane_bytes = PACKET_SIZE as u32 * lanes.get();
         let layout = if abi.is_tagged() {
-            let request = tagged::request_size(lanes);
-            let requests = (request * ports.get() as usize).next_multiple_of(64);
-            let replies = tagged::reply_size(lanes) * ports.get() as usize;
+            let request = tagged::request_size(lanes) as u32;
+            let requests = (request * ports.get()).next_multiple_of(64);
+            let replies = tagged::reply_size(lanes) as u32 * ports.get();
             Layout {
                 abi,
                 ports,
@@ -149,14 +150,14 @@ impl Layout {
                 first_reply: requests,
             }
         } else if abi.headers_inside_packets() {
-            let stride = PACKET_SIZE + lane_bytes;
+            let stride = PACKET_SIZE as u32 + lane_bytes;
             Layout {
                 abi,
                 ports,
                 lanes,
                 packets_offset: (doorbell + mailboxes).next_multiple_of(64),
                 header_stride: stride,
-                first_packet: HEADER_SIZE,
+                first_packet: HEADER_SIZE as u32,
                 packet_stride: stride,
                 first_reply: 0,
             }
@@ -166,8 +167,8 @@ impl Layout {
                 ports,
                 lanes,
                 packets_offset: doorbell + mailboxes,
-                header_stride: HEADER_SIZE,
-                first_packet: HEADER_SIZE * ports.get() as usize,
+                header_stride: HEADER_SIZE as u32,
+                first_packet: HEADER_SIZE as u32 * ports.get(),
                 packet_stride: lane_bytes,
                 first_reply: 0,
             }
@@ -212,13 +213,13 @@ impl Layout {
     /// The packet block: all headers and packets.
     #[inline]
     pub const fn packets_offset(&self) -> usize {
-        self.packets_offset
+        self.packets_offset as usize
     }
 
     /// The header of a port. On the crate's own wire, its request block.
     #[inline]
     pub const fn header_offset(&self, port: u32) -> usize {
-        self.packets_offset + self.header_stride * port as usize
+        self.packets_offset() + self.header_stride as usize * port as usize
     }
 
     /// The packet of a port's lane. On the crate's own wire, where packets lie by word and not by lane,
@@ -226,16 +227,18 @@ impl Layout {
     #[inline]
     pub const fn packet_offset(&self, port: u32, lane: u32) -> usize {
         let lane_stride = if self.abi.is_tagged() { 8 } else { PACKET_SIZE };
-        self.packets_offset
-            + self.first_packet
-            + self.packet_stride * port as usize
+        self.packets_offset()
+            + self.first_packet as usize
+            + self.packet_stride as usize * port as usize
             + lane_stride * lane as usize
     }
 
     /// The reply of a port; only on the crate's own wire.
     #[inline]
     pub const fn reply_offset(&self, port: u32) -> usize {
-        self.packets_offset + self.first_reply + tagged::reply_size(self.lanes) * port as usize
+        self.packets_offset()
+            + self.first_reply as usize
+            + tagged::reply_size(self.lanes) * port as usize
     }
 
     /// Bytes of the primary mailboxes.
@@ -252,15 +255,15 @@ impl Layout {
     pub const fn packets_size(&self) -> usize {
         let ports = self.ports.get() as usize;
         if self.abi.headers_inside_packets() {
-            self.packet_stride * ports
+            self.packet_stride as usize * ports
         } else {
-            self.first_packet + self.packet_stride * ports
+            self.first_packet as usize + self.packet_stride as usize * ports
         }
     }
 
     /// Bytes of everything in one allocation.
     pub const fn size(&self) -> usize {
-        self.packets_offset + self.packets_size()
+        self.packets_offset() + self.packets_size()
     }
 }
 

@@ -137,6 +137,12 @@ pub struct PortState {
 }
 
 impl PortState {
+    /// The port's number.
+    #[inline]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
     /// Whether this side waits for the peer.
     #[inline]
     pub fn is_waiting(&self) -> bool {
@@ -199,6 +205,9 @@ impl<'c, R: Role> Port<'c, R> {
             let PortState { index, out, mask, .. } = self.state;
             if !self.channel.has_turn::<R>(index, out, mask) {
                 return false;
+            }
+            if self.channel.is_tagged() {
+                self.turn().begin();
             }
             self.state.phase = Phase::Owned;
         }
@@ -305,6 +314,7 @@ impl<'c> OpenedPort<'c> {
         }
         if channel.is_tagged() {
             channel.request(index).open(tagged::next(out), opcode, mask);
+            channel.turn(false, index, mask, out).begin_empty();
         } else {
             channel.set_header(index, Header { mask: mask.0, opcode, status: 0 });
         }
@@ -382,6 +392,7 @@ impl<'c> Incoming<'c> {
     ///
     /// # Panics
     /// When there is no such port.
+    #[inline]
     pub fn try_accept(channel: Channel<'c>, index: u32, out: u32) -> Option<Self> {
         // The header and packets that the client wrote are visible after this. Of what a packet of an
         // old conversation has, only that it is there is of interest.
@@ -393,7 +404,9 @@ impl<'c> Incoming<'c> {
         let port = Port::new(channel, state, None);
         Some(match opcode {
             Some(opcode) => {
-                if !channel.is_tagged() {
+                if channel.is_tagged() {
+                    port.turn().begin();
+                } else {
                     channel.set_opcode_and_status(index, CROSSED_OUT, 0);
                 }
                 Incoming::New(opcode, port)
@@ -422,12 +435,14 @@ impl<'c> Incoming<'c> {
 
 impl<'c> Port<'c, Host> {
     /// Goes on with a conversation that was kept as a [`PortState`] of the same channel.
+    #[inline]
     pub fn resume(channel: Channel<'c>, state: PortState) -> Self {
         Port::new(channel, state, None)
     }
 
     /// Ends the conversation: the client owns the port afterwards. Returns the mailbox's value,
     /// which the next [`Incoming::try_accept`] needs.
+    #[inline]
     pub fn close(mut self) -> u32 {
         if !self.state.is_waiting() {
             self.hand_over();

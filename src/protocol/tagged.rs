@@ -20,9 +20,11 @@
 //! packet, or in a reply of kind `Nothing` the [`Status`](super::Status). Opcode and mask count in an
 //! opening message only.
 //!
-//! While a side has the turn it puts its message together in the same places. Words that are not
-//! ready to be seen have the count of its last message, with [`STAGED`]: nobody takes them for the
-//! next one. A message of more than a word for any lane stands in the packet as a whole.
+//! While a side has the turn, all words stand in the packet: those of a short message are moved there
+//! when it has come, and out of it when it goes. How many rows can be read and how many have been
+//! written is noted in the data of the low word that the side sends last, whose count still is that of
+//! its last message. Rows that nobody has sent or written are zero; none is sent behind the last one
+//! that was written.
 //!
 //! A sender whose count is a multiple of [`REFRESH`] writes all its tagged words, so that none is
 //! ever as old as the counter is long.
@@ -35,9 +37,6 @@ use super::wire::{LaneMask, PACKET_WORDS};
 const OPENING: u32 = 0x80;
 /// In the low word of a message that is there as a whole when the mailbox says so.
 const ORDERED: u32 = 0x40;
-/// In the words of a message that is being put together; in the first of them with the number of
-/// words for each lane.
-const STAGED: u32 = 0x20;
 const KIND: u32 = 0x1f;
 const ROWS: u32 = 0xf;
 const STATUS: u32 = 0xff;
@@ -233,173 +232,158 @@ impl<'c> Cells<'c> {
     }
 }
 
-/// A message that this side reads, and the one that it puts together, while it has the turn.
+/// Where the words of a port's lanes stand while a side has the turn, and its notes on them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows<'c> {
+    packet: &'c [AtomicU64],
+    notes: &'c AtomicU64,
+    /// How many lanes have room, and how many are active.
+    width: u32,
+    ranks: u32,
+}
+
+impl<'c> Rows<'c> {
+    /// How many rows can be read, and how many have been written.
+    #[inline]
+    fn notes(self) -> (u32, u32) {
+        let notes = data(self.notes.load(Ordering::Relaxed));
+        (notes & 0xff, notes >> 8)
+    }
+
+    #[inline]
+    fn note(self, readable: u32, written: u32) {
+        // The count and what goes with it stay.
+        let tag = self.notes.load(Ordering::Relaxed) as u32;
+        let notes = u64::from(written << 8 | readable) << 32 | u64::from(tag);
+        self.notes.store(notes, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn at(self, rank: u32, index: usize) -> &'c AtomicU64 {
+        &self.packet[index * self.width as usize + rank as usize]
+    }
+
+    #[inline]
+    pub(super) fn word(self, rank: u32, index: usize) -> u64 {
+        assert!(index < PACKET_WORDS, "word {index} of {PACKET_WORDS}");
+        if index as u32 >= self.notes().0 {
+            return 0;
+        }
+        self.at(rank, index).load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn set_word(self, rank: u32, index: usize, value: u64) {
+        assert!(index < PACKET_WORDS, "word {index} of {PACKET_WORDS}");
+        if index as u32 >= self.notes().1 {
+            self.reserve(index + 1);
+        }
+        self.at(rank, index).store(value, Ordering::Relaxed);
+    }
+
+    /// Makes the message one of at least this many words for each lane. Those that nobody has written
+    /// or sent are zero.
+    #[inline]
+    pub(super) fn reserve(self, rows: usize) {
+        let (readable, written) = self.notes();
+        let rows = rows as u32;
+        if rows > readable {
+            self.clear(readable, rows);
+        }
+        self.note(readable.max(rows), written.max(rows));
+    }
+
+    #[inline(never)]
+    fn clear(self, from: u32, to: u32) {
+        for index in from..to {
+            (0..self.ranks).for_each(|rank| self.at(rank, index as usize).store(0, Ordering::Relaxed));
+        }
+    }
+}
+
+/// A message that has come, and the one that answers it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn<'c> {
-    mine: Cells<'c>,
-    theirs: Cells<'c>,
-    packet: &'c [AtomicU64],
-    /// How many lanes are active, and how many have room.
-    ranks: u32,
-    width: u32,
+    pub(super) mine: Cells<'c>,
+    pub(super) theirs: Cells<'c>,
+    pub(super) packet: &'c [AtomicU64],
+    pub(super) mask: LaneMask,
+    pub(super) width: LaneWidth,
     /// This side's count so far.
-    count: u32,
-    kind: Kind,
+    pub(super) count: u32,
 }
 
 impl<'c> Turn<'c> {
     #[inline]
-    pub(super) fn new(
-        mine: Cells<'c>,
-        theirs: Cells<'c>,
-        packet: &'c [AtomicU64],
-        mask: LaneMask,
-        width: LaneWidth,
-        count: u32,
-    ) -> Self {
-        let [low, high] = [theirs.low(0), theirs.high(0)].map(|word| word.load(Ordering::Relaxed));
-        let kind = Kind::new(low, high);
-        Turn { mine, theirs, packet, ranks: mask.count(), width: width.get(), count, kind }
-    }
-
-    /// Words for each lane of the message that is being put together.
-    #[inline]
-    fn staged(&self) -> u32 {
-        let low = self.mine.low(0).load(Ordering::Relaxed);
-        if count(low) == self.count && meta(low) & STAGED != 0 { meta(low) & ROWS } else { 0 }
-    }
-
-    #[inline]
-    fn set_staged(&self, rows: u32) {
-        let low = self.mine.low(0);
-        let data = data(low.load(Ordering::Relaxed));
-        low.store(word(data, self.count, STAGED | rows), Ordering::Relaxed);
-    }
-
-    #[inline]
-    fn is_staged(&self, rank: u32) -> bool {
-        let high = self.mine.high(rank).load(Ordering::Relaxed);
-        high as u32 == self.count << 8 | STAGED
-    }
-
-    #[inline]
-    fn in_packet(&self, rank: u32, index: usize) -> &'c AtomicU64 {
-        &self.packet[index * self.width as usize + rank as usize]
-    }
-
-    /// A word as it was received, or as it has been written since.
-    #[inline]
-    pub(super) fn word(&self, rank: u32, index: usize) -> u64 {
-        assert!(index < PACKET_WORDS, "word {index} of {PACKET_WORDS}");
-        let staged = self.staged();
-        if staged == 1 && index == 0 && self.is_staged(rank) {
-            return self.mine.value(rank);
+    pub(super) fn rows(&self) -> Rows<'c> {
+        Rows {
+            packet: self.packet,
+            notes: self.mine.low(0),
+            width: self.width.get(),
+            ranks: self.mask.count(),
         }
-        let received = match self.kind {
+    }
+
+    #[inline]
+    fn kind(&self) -> Kind {
+        let [low, high] =
+            [self.theirs.low(0), self.theirs.high(0)].map(|word| word.load(Ordering::Relaxed));
+        Kind::new(low, high)
+    }
+
+    /// Begins the turn: moves a short message to where the words are read.
+    #[inline]
+    pub(super) fn begin(&self) {
+        let readable = match self.kind() {
+            Kind::Nothing => 0,
             Kind::Packet(rows) => rows,
-            Kind::Word if index == 0 && staged < 2 => return self.theirs.value(rank),
-            Kind::Word | Kind::Nothing => 0,
-        };
-        let rows = if staged < 2 { received } else { received.max(staged) };
-        if index < rows as usize { self.in_packet(rank, index).load(Ordering::Relaxed) } else { 0 }
-    }
-
-    #[inline]
-    pub(super) fn set_word(&self, rank: u32, index: usize, value: u64) {
-        assert!(index < PACKET_WORDS, "word {index} of {PACKET_WORDS}");
-        let staged = self.staged();
-        if index == 0 && staged < 2 {
-            if staged == 0 {
-                self.set_staged(1);
+            Kind::Word => {
+                for rank in 0..self.mask.count() {
+                    self.packet[rank as usize].store(self.theirs.value(rank), Ordering::Relaxed);
+                }
+                1
             }
-            self.stage(rank, value);
-            return;
-        }
-        if index >= staged as usize {
-            self.reserve(index + 1);
-        }
-        self.in_packet(rank, index).store(value, Ordering::Relaxed);
-    }
-
-    /// Puts a lane's only word where it is sent from. The low word is what it will be, but for rank 0:
-    /// there it says that the message is not complete.
-    #[inline]
-    fn stage(&self, rank: u32, value: u64) {
-        let (low, high) = (value as u32, (value >> 32) as u32);
-        let low = if rank == 0 {
-            word(low, self.count, STAGED | 1)
-        } else {
-            word(low, next(self.count), 0)
         };
-        self.mine.low(rank).store(low, Ordering::Relaxed);
-        self.mine.high(rank).store(word(high, self.count, STAGED), Ordering::Relaxed);
+        self.rows().note(readable, 0);
     }
 
-    /// Makes the message one of `rows` words for each lane, at least two. Words that nobody has written
-    /// or sent are zero.
-    pub(super) fn reserve(&self, rows: usize) {
-        let staged = self.staged() as usize;
-        let rows = rows.max(2);
-        if rows <= staged {
-            return;
-        }
-        let received = match self.kind {
-            Kind::Packet(rows) => rows as usize,
-            Kind::Nothing | Kind::Word => 0,
-        };
-        if staged < 2 {
-            for rank in 0..self.ranks {
-                let value = self.word(rank, 0);
-                self.in_packet(rank, 0).store(value, Ordering::Relaxed);
-            }
-        }
-        for index in staged.max(received).max(1)..rows {
-            for rank in 0..self.ranks {
-                self.in_packet(rank, index).store(0, Ordering::Relaxed);
-            }
-        }
-        self.set_staged(rows as u32);
+    /// Begins a turn that nothing has come before: a client's who opens a port.
+    pub(super) fn begin_empty(&self) {
+        self.rows().note(0, 0);
     }
 
-    /// Sends what has been put together. Returns the new count, which a client writes into its mailbox
+    /// Sends what has been written. Returns the new count, which a client writes into its mailbox
     /// then; a server's message is sent with this.
     #[inline]
     pub(super) fn send(&self, opening: bool) -> u32 {
         let next = next(self.count);
         let flags = if opening { OPENING | ORDERED } else { ORDERED };
-        match self.staged() {
+        match self.rows().notes().1 {
             0 => self.complete(next, 0, flags, 0),
             1 => {
-                for rank in 1..self.ranks {
-                    let high = self.mine.high(rank);
-                    let staged = high.load(Ordering::Relaxed);
-                    if staged as u32 == self.count << 8 | STAGED {
-                        high.store(word(data(staged), next, 0), Ordering::Relaxed);
-                    } else {
-                        // Not written: it goes back as it came.
-                        self.put(rank, next, self.word(rank, 0));
-                    }
-                }
-                self.complete(next, self.word(0, 0), flags | 1, 0);
+                let value = |rank: u32| self.packet[rank as usize].load(Ordering::Relaxed);
+                (1..self.mask.count()).for_each(|rank| self.put(rank, next, value(rank)));
+                self.complete(next, value(0), flags | 1, 0);
             }
             rows => self.complete(next, 0, flags | 2, rows),
         }
         next
     }
 
-    /// Sends a refusal, whatever has been put together.
+    /// Sends a refusal, whatever has been written.
     pub(super) fn refuse(&self, status: u32) -> u32 {
         let next = next(self.count);
         self.complete(next, 0, ORDERED, status & STATUS);
         next
     }
 
-    /// What the server says of the conversation, in the message that this side reads.
+    /// What the server says of the conversation, in the message that has come.
     pub(super) fn status(&self) -> u32 {
         let high = self.theirs.high(0).load(Ordering::Relaxed);
-        if self.kind == Kind::Nothing { meta(high) } else { 0 }
+        if self.kind() == Kind::Nothing { meta(high) } else { 0 }
     }
 
+    #[inline]
     fn put(&self, rank: u32, of: u32, value: u64) {
         let (low, high) = (value as u32, (value >> 32) as u32);
         self.mine.low(rank).store(word(low, of, 0), Ordering::Relaxed);
@@ -421,8 +405,8 @@ impl<'c> Turn<'c> {
     /// Gives this count to all tagged words that the message does not use.
     #[cold]
     fn refresh(&self, of: u32, low_meta: u32) {
-        let used = if low_meta & KIND == 1 { self.ranks } else { 1 };
-        (used..self.width).for_each(|rank| self.put(rank, of, 0));
+        let used = if low_meta & KIND == 1 { self.mask.count() } else { 1 };
+        (used..self.width.get()).for_each(|rank| self.put(rank, of, 0));
         if low_meta & OPENING == 0 && self.mine.others > 0 {
             self.mine.open(of, 0, LaneMask::EMPTY);
         }
