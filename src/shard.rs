@@ -20,7 +20,7 @@ use crate::error::{Cause, ConversationError, HandlerError, WaitingFor};
 use crate::handler::{HandlerFuture, Handling, Request};
 use crate::protocol::atomic::AtomicU32;
 use crate::protocol::channel::differ;
-use crate::protocol::{Channel, Host, Incoming, Opcode, Port, PortState, Status};
+use crate::protocol::{Channel, Host, Incoming, Opcode, PortState, Status};
 use crate::registry::{Registry, Table};
 use crate::server::Conversation;
 use crate::state::{Caller, Core, PortWaker, ReadyQueue};
@@ -250,7 +250,7 @@ impl Shard {
                 pass.core.seen[port as usize].store(state.out(), Ordering::Relaxed);
                 return 0;
             }
-            if !Incoming::is_new(pass.channel, port) {
+            if !Incoming::is_new(&pass.channel, port) {
                 slot.moved = true;
                 let waker = slot.waker.take();
                 drop(slot);
@@ -265,7 +265,7 @@ impl Shard {
             self.end(pass, index, Err(Cause::ReadTooMuch));
         }
         let entry = &mut self.entries[index as usize];
-        match Incoming::try_accept(pass.channel, port, entry.out) {
+        match Incoming::find(&pass.channel, port, entry.out) {
             None => {
                 let seen = &pass.core.seen[port as usize];
                 if pass.channel.is_hosts(seen.load(Ordering::Relaxed), entry.out) {
@@ -274,11 +274,11 @@ impl Shard {
                 }
                 0
             }
-            Some(Incoming::New(opcode, port)) => {
-                self.begin(pass, index, opcode, port.state());
+            Some((Some(opcode), port)) => {
+                self.begin(pass, index, opcode, port);
                 1
             }
-            Some(Incoming::Stray(port)) => {
+            Some((None, port)) => {
                 pass.counters.strays.add(1);
                 if entry.refused.is_none() {
                     (pass.report)(ConversationError {
@@ -289,7 +289,7 @@ impl Shard {
                     });
                 }
                 let status = *entry.refused.get_or_insert(Status::Protocol);
-                entry.out = port.refuse_stray(status);
+                entry.out = port.refuse_stray(&pass.channel, status);
                 1
             }
         }
@@ -322,6 +322,8 @@ impl Shard {
         let handled = catch_unwind(AssertUnwindSafe(|| handler.handle(request)));
         let slot = &pass.core.slots[caller.port as usize];
         let outcome = match handled {
+            // Most of what there is. Nothing is moved around for it.
+            Ok(Ok(Handling::Done)) if !detached.get() => return self.complete(pass, index, port),
             Ok(Ok(Handling::Async(future))) => {
                 if !detached.get() {
                     slot.lock().begin(port);
@@ -404,30 +406,40 @@ impl Shard {
         port: PortState,
         outcome: Result<(), Cause>,
     ) {
+        let Err(cause) = outcome else {
+            return self.complete(pass, index, port);
+        };
+        pass.counters.count(&cause);
+        let out = port.refuse(&pass.channel, cause.status());
+        self.closed(pass, index, port.index(), out, Some(cause.status()));
+        let lane = match &cause {
+            Cause::Handler(error) => HandlerError::lane(error),
+            _ => None,
+        };
+        let Caller { opcode, port, .. } = caller;
+        (pass.report)(ConversationError { opcode, port, lane, cause });
+    }
+
+    /// Closes the port of a conversation that went well.
+    fn complete(&mut self, pass: &Pass<'_>, index: u32, port: PortState) {
+        pass.counters.completed.add(1);
+        let out = port.close(&pass.channel);
+        self.closed(pass, index, port.index(), out, None);
+    }
+
+    fn closed(
+        &mut self,
+        pass: &Pass<'_>,
+        index: u32,
+        port: u32,
+        out: u32,
+        refused: Option<Status>,
+    ) {
         let entry = &mut self.entries[index as usize];
-        let number = port.index() as usize;
-        let port = Port::<Host>::resume(pass.channel, port);
-        match outcome {
-            Ok(()) => {
-                pass.counters.completed.add(1);
-                entry.refused = None;
-                entry.out = port.close();
-            }
-            Err(cause) => {
-                pass.counters.count(&cause);
-                entry.refused = Some(cause.status());
-                entry.out = port.refuse(cause.status());
-                let lane = match &cause {
-                    Cause::Handler(error) => HandlerError::lane(error),
-                    _ => None,
-                };
-                let Caller { opcode, port, .. } = caller;
-                (pass.report)(ConversationError { opcode, port, lane, cause });
-            }
-        }
+        (entry.out, entry.refused) = (out, refused);
         // The port is the client's while its mailbox equals ours. Its next packet may be there
         // already, and have been noted for a handler that never read it.
-        pass.core.seen[number].store(self.entries[index as usize].out, Ordering::Relaxed);
+        pass.core.seen[port as usize].store(out, Ordering::Relaxed);
     }
 
     /// Ends what has made no progress for too long, and finds out when to look again.

@@ -476,6 +476,66 @@ pub(crate) fn differ(words: &[AtomicU32; 16], others: &[AtomicU32; 16]) -> bool 
     four(0) | four(4) | four(8) | four(12) != 0
 }
 
+/// Moves the upper halves of four words, two cells of the crate's own wire, together into two words.
+#[inline]
+pub(super) fn unpack_cells(cells: &[AtomicU64; 4], words: &[AtomicU64; 2]) {
+    #[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
+    // SAFETY: reads the 32 bytes behind one reference and writes the 16 behind the other. The words may
+    // change meanwhile, as atomics may: whatever is read is a value that a lane may have sent, and on
+    // x86-64 an access of 16 bytes is made of whole words of 8. SSE is part of every x86-64.
+    unsafe {
+        core::arch::asm!(
+            "movups {a}, [{cells}]",
+            "movups {b}, [{cells} + 16]",
+            "shufps {a}, {b}, 0xdd",
+            "movups [{words}], {a}",
+            cells = in(reg) cells.as_ptr(),
+            words = in(reg) words.as_ptr(),
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
+    for (word, cell) in words.iter().zip(cells.as_chunks::<2>().0) {
+        let [low, high] = [0, 1].map(|half: usize| cell[half].load(Ordering::Relaxed) >> 32);
+        word.store(high << 32 | low, Ordering::Relaxed);
+    }
+}
+
+/// The other way round: makes two cells of two words, all four halves with this tag.
+#[inline]
+pub(super) fn pack_cells(words: &[AtomicU64; 2], tag: u32, cells: &[AtomicU64; 4]) {
+    #[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
+    // SAFETY: as above; a peer that polls the cells finds whole words of 8 bytes.
+    unsafe {
+        core::arch::asm!(
+            "movd {low}, {tag:e}",
+            "pshufd {low}, {low}, 0",
+            "movdqu {words_read}, [{words}]",
+            "movdqa {high}, {low}",
+            "punpckldq {low}, {words_read}",
+            "punpckhdq {high}, {words_read}",
+            "movdqu [{cells}], {low}",
+            "movdqu [{cells} + 16], {high}",
+            tag = in(reg) tag,
+            words = in(reg) words.as_ptr(),
+            cells = in(reg) cells.as_ptr(),
+            low = out(xmm_reg) _,
+            high = out(xmm_reg) _,
+            words_read = out(xmm_reg) _,
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
+    for (word, cell) in words.iter().zip(cells.as_chunks::<2>().0) {
+        let word = word.load(Ordering::Relaxed);
+        let [low, high] = [word << 32, word >> 32 << 32].map(|half| half | u64::from(tag));
+        cell[0].store(low, Ordering::Relaxed);
+        cell[1].store(high, Ordering::Relaxed);
+    }
+}
+
 #[cfg(target_endian = "big")]
 compile_error!("the wire is little-endian; big-endian hosts are not supported");
 
@@ -548,6 +608,22 @@ mod tests {
                 assert!(!differ(ones, others), "word {index}, bit {bit}");
             }
         }
+    }
+
+    #[test]
+    fn cells_are_packed_and_unpacked() {
+        let values = [0x0102_0304_0506_0708u64, u64::MAX >> 1];
+        let (cells, back): (Vec<AtomicU64>, Vec<AtomicU64>) = (words(5), words(3));
+        // Not aligned to more than a word.
+        let cells: &[AtomicU64; 4] = cells[1..].first_chunk().unwrap();
+        pack_cells(&values.map(AtomicU64::new), 0x1234_5678, cells);
+        let load = |words: &[AtomicU64]| -> Vec<u64> {
+            words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+        };
+        let halves = [0x0506_0708u64, 0x0102_0304, 0xffff_ffff, 0x7fff_ffff];
+        assert_eq!(load(cells), halves.map(|half| half << 32 | 0x1234_5678));
+        unpack_cells(cells, back[1..].first_chunk().unwrap());
+        assert_eq!(load(&back), [0, values[0], values[1]]);
     }
 
     #[test]

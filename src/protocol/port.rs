@@ -160,6 +160,99 @@ impl PortState {
     pub fn mask(&self) -> LaneMask {
         self.mask
     }
+
+    #[inline]
+    fn is_ready<R: Role>(&mut self, channel: &Channel<'_>) -> bool {
+        if self.phase == Phase::Waiting {
+            if !channel.has_turn::<R>(self.index, self.out, self.mask) {
+                return false;
+            }
+            self.begin_turn::<R>(channel);
+            self.phase = Phase::Owned;
+        }
+        true
+    }
+
+    #[inline]
+    fn begin_turn<R: Role>(&self, channel: &Channel<'_>) {
+        if channel.is_tagged() {
+            self.turn::<R>(channel).begin();
+        }
+    }
+
+    #[inline]
+    fn turn<'c, R: Role>(&self, channel: &Channel<'c>) -> tagged::Turn<'c> {
+        channel.turn(R::IS_HOST, self.index, self.mask, self.out)
+    }
+
+    #[inline]
+    fn lanes<'c, R: Role>(
+        &self,
+        channel: &Channel<'c>,
+    ) -> impl Iterator<Item = Lane<'c>> + use<'c, R> {
+        channel.lanes(R::IS_HOST, self.index, self.mask, self.out)
+    }
+
+    #[inline]
+    fn hand_over<R: Role>(&mut self, channel: &Channel<'_>) {
+        let out = if channel.is_tagged() {
+            self.turn::<R>(channel).send(self.phase == Phase::Opened)
+        } else {
+            self.out ^ 1
+        };
+        self.pass_on::<R>(channel, out);
+    }
+
+    fn hand_over_refused(&mut self, channel: &Channel<'_>, status: Status) {
+        if channel.is_tagged() {
+            let out = self.turn::<Host>(channel).refuse(status.to_wire());
+            return self.pass_on::<Host>(channel, out);
+        }
+        self.lanes::<Host>(channel).for_each(|lane| lane.clear());
+        channel.set_opcode_and_status(self.index, CROSSED_OUT, status.to_wire());
+        self.hand_over::<Host>(channel);
+    }
+
+    /// Hands the port over with this as the mailbox's value.
+    #[inline]
+    fn pass_on<R: Role>(&mut self, channel: &Channel<'_>, out: u32) {
+        self.out = out;
+        let mailboxes = match (R::IS_HOST, channel.is_tagged()) {
+            (true, false) => Some(channel.primary()),
+            (false, _) => Some(channel.secondary()),
+            // The reply has said it.
+            (true, true) => None,
+        };
+        if let Some(mailboxes) = mailboxes {
+            // Release: the packets are visible to the peer before the flag is.
+            mailboxes[self.index as usize].store(out, Ordering::Release);
+        }
+        self.phase = Phase::Waiting;
+    }
+
+    /// As [`Port::close`].
+    #[inline]
+    pub(crate) fn close(mut self, channel: &Channel<'_>) -> u32 {
+        if !self.is_waiting() {
+            self.hand_over::<Host>(channel);
+        }
+        channel.unring();
+        self.out
+    }
+
+    /// As [`Port::refuse`].
+    pub(crate) fn refuse(mut self, channel: &Channel<'_>, status: Status) -> u32 {
+        if !self.is_waiting() {
+            self.hand_over_refused(channel, status);
+        }
+        self.close(channel)
+    }
+
+    /// As [`Port::refuse_stray`].
+    pub(crate) fn refuse_stray(mut self, channel: &Channel<'_>, status: Status) -> u32 {
+        self.hand_over_refused(channel, status);
+        self.out
+    }
 }
 
 /// One end of an open conversation.
@@ -201,17 +294,7 @@ impl<'c, R: Role> Port<'c, R> {
     /// Whether the packets belong to this side now.
     #[inline]
     pub fn is_ready(&mut self) -> bool {
-        if self.state.phase == Phase::Waiting {
-            let PortState { index, out, mask, .. } = self.state;
-            if !self.channel.has_turn::<R>(index, out, mask) {
-                return false;
-            }
-            if self.channel.is_tagged() {
-                self.turn().begin();
-            }
-            self.state.phase = Phase::Owned;
-        }
-        true
+        self.state.is_ready::<R>(&self.channel)
     }
 
     /// Fills the packet of every active lane and hands the port over.
@@ -249,40 +332,12 @@ impl<'c, R: Role> Port<'c, R> {
     /// The packets of the active lanes, whoever owns them now.
     #[inline]
     pub(crate) fn lanes(&self) -> impl Iterator<Item = Lane<'c>> + use<'c, R> {
-        let PortState { index, out, mask, .. } = self.state;
-        self.channel.lanes(R::IS_HOST, index, mask, out)
+        self.state.lanes::<R>(&self.channel)
     }
 
     #[inline]
     fn hand_over(&mut self) {
-        if self.channel.is_tagged() {
-            let opening = self.state.phase == Phase::Opened;
-            return self.passed(self.turn().send(opening));
-        }
-        self.passed(self.state.out ^ 1);
-    }
-
-    /// Hands the port over with this as the mailbox's value.
-    #[inline]
-    fn passed(&mut self, out: u32) {
-        self.state.out = out;
-        let mailbox = match (R::IS_HOST, self.channel.is_tagged()) {
-            (true, false) => Some(self.channel.primary()),
-            (false, _) => Some(self.channel.secondary()),
-            // The reply has said it.
-            (true, true) => None,
-        };
-        if let Some(mailbox) = mailbox {
-            // Release: the packets are visible to the peer before the flag is.
-            mailbox[self.state.index as usize].store(out, Ordering::Release);
-        }
-        self.state.phase = Phase::Waiting;
-    }
-
-    #[inline]
-    fn turn(&self) -> tagged::Turn<'c> {
-        let PortState { index, out, mask, .. } = self.state;
-        self.channel.turn(R::IS_HOST, index, mask, out)
+        self.state.hand_over::<R>(&self.channel);
     }
 }
 
@@ -354,7 +409,7 @@ impl Port<'_, Device> {
     /// Only meaningful after something was received. Always `None` with LLVM's servers.
     pub fn status(&self) -> Option<Status> {
         Status::from_wire(if self.channel.is_tagged() {
-            self.turn().status()
+            self.state.turn::<Device>(&self.channel).status()
         } else {
             self.channel.opcode_and_status(self.state.index).1
         })
@@ -394,6 +449,22 @@ impl<'c> Incoming<'c> {
     /// When there is no such port.
     #[inline]
     pub fn try_accept(channel: Channel<'c>, index: u32, out: u32) -> Option<Self> {
+        let (opcode, state) = Self::find(&channel, index, out)?;
+        let port = Port::new(channel, state, None);
+        Some(match opcode {
+            Some(opcode) => Incoming::New(opcode, port),
+            None => Incoming::Stray(port),
+        })
+    }
+
+    /// As [`try_accept`](Self::try_accept), without a port around it: the opcode of a new conversation,
+    /// none of a stray packet.
+    #[inline]
+    pub(crate) fn find(
+        channel: &Channel<'_>,
+        index: u32,
+        out: u32,
+    ) -> Option<(Option<Opcode>, PortState)> {
         // The header and packets that the client wrote are visible after this. Of what a packet of an
         // old conversation has, only that it is there is of interest.
         if !channel.has_turn::<Host>(index, out, LaneMask::EMPTY) {
@@ -401,22 +472,17 @@ impl<'c> Incoming<'c> {
         }
         let state = PortState { index, mask: channel.mask(index), out, phase: Phase::Owned };
         let opcode = Self::opcode(channel, index, tagged::next(out));
-        let port = Port::new(channel, state, None);
-        Some(match opcode {
-            Some(opcode) => {
-                if channel.is_tagged() {
-                    port.turn().begin();
-                } else {
-                    channel.set_opcode_and_status(index, CROSSED_OUT, 0);
-                }
-                Incoming::New(opcode, port)
+        if opcode.is_some() {
+            state.begin_turn::<Host>(channel);
+            if !channel.is_tagged() {
+                channel.set_opcode_and_status(index, CROSSED_OUT, 0);
             }
-            None => Incoming::Stray(port),
-        })
+        }
+        Some((opcode, state))
     }
 
     /// Whether a client has opened the port anew since the server accepted the last request.
-    pub fn is_new(channel: Channel<'c>, index: u32) -> bool {
+    pub fn is_new(channel: &Channel<'_>, index: u32) -> bool {
         // Acquire: the header that came with this turn is visible after this, also to a server
         // that has seen the turn in a scan without order.
         let mailbox = channel.secondary()[index as usize].load(Ordering::Acquire);
@@ -425,7 +491,8 @@ impl<'c> Incoming<'c> {
 
     /// The opcode of a request that opens a conversation. `count` is its client's mailbox on the
     /// crate's own wire, where each message says whether it opens one; nothing is crossed out there.
-    fn opcode(channel: Channel<'c>, index: u32, count: u32) -> Option<Opcode> {
+    #[inline]
+    fn opcode(channel: &Channel<'_>, index: u32, count: u32) -> Option<Opcode> {
         if channel.is_tagged() && !channel.request(index).opens(count) {
             return None;
         }
@@ -442,40 +509,22 @@ impl<'c> Port<'c, Host> {
 
     /// Ends the conversation: the client owns the port afterwards. Returns the mailbox's value,
     /// which the next [`Incoming::try_accept`] needs.
-    #[inline]
-    pub fn close(mut self) -> u32 {
-        if !self.state.is_waiting() {
-            self.hand_over();
-        }
-        self.channel.unring();
-        self.state.out
+    pub fn close(self) -> u32 {
+        self.state.close(&self.channel)
     }
 
     /// Ends the conversation with a refusal: clears the packets, leaves the status, closes.
     ///
     /// While the client owns the port nothing can be said to it; what it sends next is a
     /// [`Incoming::Stray`].
-    pub fn refuse(mut self, status: Status) -> u32 {
-        if !self.state.is_waiting() {
-            self.hand_over_refused(status);
-        }
-        self.close()
+    pub fn refuse(self, status: Status) -> u32 {
+        self.state.refuse(&self.channel, status)
     }
 
     /// Refuses a [stray packet](Incoming::Stray): as [`refuse`](Self::refuse), but its conversation
     /// has been counted as ended already.
-    pub fn refuse_stray(mut self, status: Status) -> u32 {
-        self.hand_over_refused(status);
-        self.state.out
-    }
-
-    fn hand_over_refused(&mut self, status: Status) {
-        if self.channel.is_tagged() {
-            return self.passed(self.turn().refuse(status.to_wire()));
-        }
-        self.lanes().for_each(|lane| lane.clear());
-        self.channel.set_opcode_and_status(self.state.index, CROSSED_OUT, status.to_wire());
-        self.hand_over();
+    pub fn refuse_stray(self, status: Status) -> u32 {
+        self.state.refuse_stray(&self.channel, status)
     }
 }
 
@@ -637,11 +686,11 @@ mod tests {
     fn a_port_is_new_again_only_after_an_open() {
         let memory = Memory::new();
         let client = memory.open().unwrap().send(nothing);
-        assert!(Incoming::is_new(memory.channel(), 0));
+        assert!(Incoming::is_new(&memory.channel(), 0));
         memory.accept(0).close();
-        assert!(!Incoming::is_new(memory.channel(), 0));
+        assert!(!Incoming::is_new(&memory.channel(), 0));
         client.close();
         memory.open().unwrap().close();
-        assert!(Incoming::is_new(memory.channel(), 0));
+        assert!(Incoming::is_new(&memory.channel(), 0));
     }
 }

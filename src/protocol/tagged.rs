@@ -30,6 +30,7 @@
 //! ever as old as the counter is long.
 
 use super::atomic::{AtomicU64, Ordering};
+use super::channel::{pack_cells, unpack_cells};
 use super::layout::LaneWidth;
 use super::wire::{LaneMask, PACKET_WORDS};
 
@@ -150,6 +151,13 @@ impl<'c> Cells<'c> {
         let [low, high] =
             [self.low(rank), self.high(rank)].map(|word| word.load(Ordering::Relaxed));
         u64::from(data(high)) << 32 | u64::from(data(low))
+    }
+
+    /// The cells of rank 1 and up to this one.
+    #[inline]
+    fn others(&self, ranks: u32) -> &'c [AtomicU64] {
+        let ranks = ranks.max(1) as usize;
+        &self.words[self.others + 2..self.others + 2 * ranks]
     }
 
     /// Whether the cell is one of the message with this count.
@@ -338,8 +346,14 @@ impl<'c> Turn<'c> {
             Kind::Nothing => 0,
             Kind::Packet(rows) => rows,
             Kind::Word => {
-                for rank in 0..self.mask.count() {
-                    self.packet[rank as usize].store(self.theirs.value(rank), Ordering::Relaxed);
+                self.packet[0].store(self.theirs.value(0), Ordering::Relaxed);
+                let (ranks, others) = (self.mask.count(), self.theirs.others(self.mask.count()));
+                let (cells, _) = others.as_chunks();
+                let (words, _) = self.packet[1..].as_chunks();
+                cells.iter().zip(words).for_each(|(cells, words)| unpack_cells(cells, words));
+                if ranks > 0 && ranks % 2 == 0 {
+                    let last = &self.packet[ranks as usize - 1];
+                    last.store(self.theirs.value(ranks - 1), Ordering::Relaxed);
                 }
                 1
             }
@@ -362,7 +376,14 @@ impl<'c> Turn<'c> {
             0 => self.complete(next, 0, flags, 0),
             1 => {
                 let value = |rank: u32| self.packet[rank as usize].load(Ordering::Relaxed);
-                (1..self.mask.count()).for_each(|rank| self.put(rank, next, value(rank)));
+                let (ranks, others) = (self.mask.count(), self.mine.others(self.mask.count()));
+                let (cells, _) = others.as_chunks();
+                let (words, _) = self.packet[1..].as_chunks();
+                let tag = word(0, next, 0) as u32;
+                cells.iter().zip(words).for_each(|(cells, words)| pack_cells(words, tag, cells));
+                if ranks > 0 && ranks % 2 == 0 {
+                    self.put(ranks - 1, next, value(ranks - 1));
+                }
                 self.complete(next, value(0), flags | 1, 0);
             }
             rows => self.complete(next, 0, flags | 2, rows),
