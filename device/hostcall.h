@@ -251,6 +251,16 @@ HOSTCALL_PRIMITIVE u32 or_acquire_gpu(u32 *at, u32 bits) {
   asm volatile("atom.acquire.gpu.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(at), "r"(bits) : "memory");
   return old;
 }
+HOSTCALL_PRIMITIVE u32 or_relaxed_gpu(u32 *at, u32 bits) {
+  u32 old;
+  asm volatile("atom.relaxed.gpu.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(at), "r"(bits) : "memory");
+  return old;
+}
+HOSTCALL_PRIMITIVE void store_relaxed_gpu(u32 *at, u32 value) {
+  asm volatile("st.relaxed.gpu.u32 [%0], %1;" : : "l"(at), "r"(value) : "memory");
+}
+// What the lanes did before lanes_before_release is visible to whoever sees a pair that this lane stores after it.
+HOSTCALL_PRIMITIVE void fence_before_pairs() { asm volatile("fence.acq_rel.sys; // before the pairs" : : : "memory"); }
 HOSTCALL_PRIMITIVE void and_release_gpu(u32 *at, u32 bits) {
   asm volatile("red.release.gpu.and.b32 [%0], %1;" : : "l"(at), "r"(bits) : "memory");
 }
@@ -354,6 +364,14 @@ HOSTCALL_PRIMITIVE void store_release_gpu(u32 *at, u32 value) {
 HOSTCALL_PRIMITIVE u32 or_acquire_gpu(u32 *at, u32 bits) {
   return __scoped_atomic_fetch_or(at, bits, __ATOMIC_ACQUIRE, __MEMORY_SCOPE_DEVICE);
 }
+HOSTCALL_PRIMITIVE u32 or_relaxed_gpu(u32 *at, u32 bits) {
+  return __scoped_atomic_fetch_or(at, bits, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+HOSTCALL_PRIMITIVE void store_relaxed_gpu(u32 *at, u32 value) {
+  __scoped_atomic_store_n(at, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
+// lanes_before_release has done it.
+HOSTCALL_PRIMITIVE void fence_before_pairs() {}
 HOSTCALL_PRIMITIVE void and_release_gpu(u32 *at, u32 bits) {
   __scoped_atomic_fetch_and(at, bits, __ATOMIC_RELEASE, __MEMORY_SCOPE_DEVICE);
 }
@@ -429,13 +447,17 @@ HOSTCALL_PRIMITIVE void load_pair_acquire(const u64 *at, u64 &low, u64 &high) {
   low = __atomic_load_n(at, __ATOMIC_ACQUIRE);
   high = __atomic_load_n(at + 1, __ATOMIC_ACQUIRE);
 }
+// Releases, for a fence of its own is nothing that the thread sanitizer understands.
 HOSTCALL_PRIMITIVE void store_pair(u64 *at, u64 low, u64 high) {
-  store_word(at, low);
-  store_word(at + 1, high);
+  __atomic_store_n(at + 1, high, __ATOMIC_RELEASE);
+  __atomic_store_n(at, low, __ATOMIC_RELEASE);
 }
+HOSTCALL_PRIMITIVE void fence_before_pairs() {}
 HOSTCALL_PRIMITIVE u32 load_relaxed_gpu(const u32 *at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
 HOSTCALL_PRIMITIVE void store_release_gpu(u32 *at, u32 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
 HOSTCALL_PRIMITIVE u32 or_acquire_gpu(u32 *at, u32 bits) { return __atomic_fetch_or(at, bits, __ATOMIC_ACQUIRE); }
+HOSTCALL_PRIMITIVE u32 or_relaxed_gpu(u32 *at, u32 bits) { return __atomic_fetch_or(at, bits, __ATOMIC_RELAXED); }
+HOSTCALL_PRIMITIVE void store_relaxed_gpu(u32 *at, u32 value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
 HOSTCALL_PRIMITIVE void and_release_gpu(u32 *at, u32 bits) { __atomic_fetch_and(at, bits, __ATOMIC_RELEASE); }
 HOSTCALL_PRIMITIVE u32 add_relaxed_gpu(u32 *at, u32 value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
 HOSTCALL_PRIMITIVE u32 swap_if_acquire_gpu(u32 *at, u32 expected, u32 value) {
@@ -1135,7 +1157,7 @@ enum Kind : u32 {
 };
 
 inline constexpr u32 kOpening = 0x80;
-// The message is there as a whole once the doorbell says so: Order::Ordered.
+// The message is there as a whole once the doorbell says so.
 inline constexpr u32 kWhole = 0x40;
 
 // What a send orders besides itself.
@@ -1176,12 +1198,13 @@ HOSTCALL_PRIMITIVE u32 usable_ports(const Client &client) {
   return client.port_count < kMaxPorts ? client.port_count : kMaxPorts;
 }
 
-HOSTCALL_PRIMITIVE void release_port(Client &client, u32 index, u32 count, bool pending) {
-  store_release_gpu(&client.port[index], count << 8 | (pending ? kPendingBit : 0));
-}
+// A port's word orders nothing: all that it guards carries counts. Whoever opens the port writes a request once
+// the server has answered the last one, so has seen all of it. Only reads of a packet have to be over before, see
+// Port::close.
+HOSTCALL_PRIMITIVE u32 port_word(u32 count, bool pending) { return count << 8 | (pending ? kPendingBit : 0); }
 
 HOSTCALL_FN bool try_take(Client &client, u32 index, u32 &count) {
-  u32 old = or_acquire_gpu(&client.port[index], kLocked);
+  const u32 old = or_relaxed_gpu(&client.port[index], kLocked);
   if (old & kLocked)
     return false;
   count = old >> 8;
@@ -1191,7 +1214,7 @@ HOSTCALL_FN bool try_take(Client &client, u32 index, u32 &count) {
   load_pair_acquire(client.replies + (u64)index * client.lane_width * 2, low, high);
   if (is_of(low, count) && is_of(high, count))
     return true;
-  release_port(client, index, count, true);
+  store_relaxed_gpu(&client.port[index], port_word(count, true));
   return false;
 }
 
@@ -1277,7 +1300,7 @@ public:
 
   HOSTCALL_FN explicit Port(u32 opcode)
       : mask_(detail::lane_mask()), index_(detail::kNoPort), count_(0), rank_(0), width_(0), opcode_(opcode),
-        kind_(kNothing), rows_(0), status_(0), opening_(true), owned_(true), received_(false), doorbell_(nullptr),
+        kind_(kNothing), rows_(0), status_(0), opening_(true), owned_(true), received_(false), had_packet_(false), doorbell_(nullptr),
         request_(nullptr), reply_(nullptr), column_(nullptr), word_(0) {
     const u32 ports = detail::usable_ports(client());
     width_ = client().lane_width;
@@ -1295,7 +1318,6 @@ public:
     request_ = requests + (u64)index_ * (kCells + 2 * width_);
     reply_ = replies + ((u64)index_ * width_ + rank_) * 2;
     column_ = packets + (u64)index_ * width_ * 8 + rank_;
-    detail::lanes_after_lock(mask_);
   }
   Port(const Port &) = delete;
   Port &operator=(const Port &) = delete;
@@ -1325,7 +1347,7 @@ public:
       for (u32 k = 0; k < 8; ++k)
         if (k < rows)
           detail::store_word(column_ + (u64)k * width_, message.words_[k]);
-      hand_over(kPacket, rows, 0, Order::Ordered);
+      hand_over(kPacket, rows, 0);
     }
     received_ = false;
   }
@@ -1335,7 +1357,7 @@ public:
     if (!*this)
       return;
     if (received_)
-      hand_over(kNothing, 0, 0, Order::Ordered);
+      hand_over(kNothing, 0, 0);
     wait();
     Incoming message;
     message.kind_ = kind_;
@@ -1375,9 +1397,15 @@ public:
   HOSTCALL_FN void close() {
     if (!*this)
       return;
-    detail::lanes_before_unlock(mask_);
-    if (leads())
-      detail::release_port(client(), index_, count_, !owned_);
+    u32 *const word = &client().port[index_];
+    const u32 value = detail::port_word(count_, !owned_);
+    if (had_packet_) {
+      detail::lanes_before_unlock(mask_);
+      if (leads())
+        detail::store_release_gpu(word, value);
+    } else if (leads()) {
+      detail::store_relaxed_gpu(word, value);
+    }
     index_ = detail::kNoPort;
   }
 
@@ -1387,22 +1415,30 @@ private:
 
   HOSTCALL_PRIMITIVE void send_words(u64 word, Order order) {
     const u32 next = (count_ + 1) & detail::kCountMask;
+    // Before the message and not behind it, where it would wait for the message to cross the bus. The server takes
+    // no cell before it has that of the first lane.
+    if (order == Order::Ordered) {
+      detail::lanes_before_release(mask_);
+      if (leads())
+        detail::fence_before_pairs();
+    }
     if (rank_ != 0)
       detail::store_pair(request_ + kCells + 2 * rank_, detail::tagged((u32)word, next, 0),
                          detail::tagged((u32)(word >> 32), next, 0));
-    hand_over(kWord, 1, word, order);
+    hand_over(kWord, 1, word);
   }
 
-  // The first lane's part of a message, then the doorbell.
-  HOSTCALL_PRIMITIVE void hand_over(u32 kind, u32 rows, u64 word, Order order) {
+  // The first lane's part of a message, then the doorbell. What is no word of each lane is ordered by the doorbell.
+  HOSTCALL_PRIMITIVE void hand_over(u32 kind, u32 rows, u64 word) {
     using namespace detail;
     count_ = (count_ + 1) & kCountMask;
-    if (order == Order::Ordered)
+    const bool whole = kind != kWord;
+    if (whole)
       lanes_before_release(mask_);
     if (leads()) {
       if (count_ % kRefresh == 0)
         refresh(kind == kWord ? count_lanes(mask_) : 1);
-      const u32 flags = (opening_ ? kOpening : 0) | (order == Order::Ordered ? kWhole : 0);
+      const u32 flags = (opening_ ? kOpening : 0) | (whole ? kWhole : 0);
       store_pair(request_, tagged((u32)word, count_, kind | flags),
                  tagged((u32)(word >> 32), count_, rows));
       if (opening_) {
@@ -1410,7 +1446,7 @@ private:
         if (width_ > 32)
           store_word(request_ + kMaskHigh, tagged((u32)((u64)mask_ >> 32), count_, 0));
       }
-      if (order == Order::Ordered)
+      if (whole)
         store_release_sys(doorbell_, count_);
       else
         store_relaxed_sys(doorbell_, count_);
@@ -1444,10 +1480,12 @@ private:
       found = from_first_lane(mask_, complete ? 0x10000 | meta_of(low) << 8 | meta_of(high) : 0);
     }
     kind_ = found >> 8 & 0x1f;
-    if (kind_ == kPacket)
+    if (kind_ == kPacket) {
       rows_ = found & 0xf;
-    else if (kind_ == kNothing && status_ == 0)
+      had_packet_ = true;
+    } else if (kind_ == kNothing && status_ == 0) {
       status_ = found & 0xff; // the first reason stays
+    }
     if (kind_ == kWord) {
       while (!complete) {
         load_pair_acquire(reply_, low, high);
@@ -1471,6 +1509,7 @@ private:
   bool opening_;
   bool owned_;
   bool received_;
+  bool had_packet_;
   u32 *doorbell_;
   u64 *request_;
   const u64 *reply_;

@@ -476,61 +476,96 @@ pub(crate) fn differ(words: &[AtomicU32; 16], others: &[AtomicU32; 16]) -> bool 
     four(0) | four(4) | four(8) | four(12) != 0
 }
 
+/// The lower half of a word of the crate's own wire, as often as it fits in a register.
+#[derive(Clone, Copy)]
+pub(super) struct Tag(Tags);
+
+#[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
+type Tags = core::arch::x86_64::__m128i;
+#[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
+type Tags = u32;
+
+impl Tag {
+    #[inline]
+    pub(super) fn new(tag: u32) -> Self {
+        #[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
+        return Tag(bytemuck::must_cast([tag; 4]));
+        #[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
+        Tag(tag)
+    }
+}
+
 /// Moves the upper halves of four words, two cells of the crate's own wire, together into two words.
+/// Returns whether the lower halves are all this tag.
 #[inline]
-pub(super) fn unpack_cells(cells: &[AtomicU64; 4], words: &[AtomicU64; 2]) {
+pub(super) fn unpack_cells(cells: &[AtomicU64; 4], tag: Tag, words: &[AtomicU64; 2]) -> bool {
     #[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
-    // SAFETY: reads the 32 bytes behind one reference and writes the 16 behind the other. The words may
-    // change meanwhile, as atomics may: whatever is read is a value that a lane may have sent, and on
-    // x86-64 an access of 16 bytes is made of whole words of 8. SSE is part of every x86-64.
-    unsafe {
-        core::arch::asm!(
-            "movups {a}, [{cells}]",
-            "movups {b}, [{cells} + 16]",
-            "shufps {a}, {b}, 0xdd",
-            "movups [{words}], {a}",
-            cells = in(reg) cells.as_ptr(),
-            words = in(reg) words.as_ptr(),
-            a = out(xmm_reg) _,
-            b = out(xmm_reg) _,
-            options(nostack, preserves_flags),
-        );
+    {
+        let equal: u32;
+        // SAFETY: reads the 32 bytes behind one reference and writes the 16 behind the other. The words
+        // may change meanwhile, as atomics may: whatever is read is a value that a lane may have sent,
+        // and on x86-64 an access of 16 bytes is made of whole words of 8. SSE2 is part of every x86-64.
+        unsafe {
+            core::arch::asm!(
+                "movups {data}, [{cells}]",
+                "movups {other}, [{cells} + 16]",
+                "movaps {tags}, {data}",
+                "shufps {data}, {other}, 0xdd",
+                "shufps {tags}, {other}, 0x88",
+                "movups [{words}], {data}",
+                "pcmpeqd {tags}, {tag}",
+                "movmskps {equal:e}, {tags}",
+                cells = in(reg) cells.as_ptr(),
+                words = in(reg) words.as_ptr(),
+                tag = in(xmm_reg) tag.0,
+                data = out(xmm_reg) _,
+                other = out(xmm_reg) _,
+                tags = out(xmm_reg) _,
+                equal = out(reg) equal,
+                options(nostack, preserves_flags),
+            );
+        }
+        equal == 0xf
     }
     #[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
-    for (word, cell) in words.iter().zip(cells.as_chunks::<2>().0) {
-        let [low, high] = [0, 1].map(|half: usize| cell[half].load(Ordering::Relaxed) >> 32);
-        word.store(high << 32 | low, Ordering::Relaxed);
+    {
+        let mut all = true;
+        for (word, cell) in words.iter().zip(cells.as_chunks::<2>().0) {
+            let [low, high] = [0, 1].map(|half: usize| cell[half].load(Ordering::Acquire));
+            all &= low as u32 == tag.0 && high as u32 == tag.0;
+            word.store(high >> 32 << 32 | low >> 32, Ordering::Relaxed);
+        }
+        all
     }
 }
 
 /// The other way round: makes two cells of two words, all four halves with this tag.
 #[inline]
-pub(super) fn pack_cells(words: &[AtomicU64; 2], tag: u32, cells: &[AtomicU64; 4]) {
+pub(super) fn pack_cells(words: &[AtomicU64; 2], tag: Tag, cells: &[AtomicU64; 4]) {
     #[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
     // SAFETY: as above; a peer that polls the cells finds whole words of 8 bytes.
     unsafe {
         core::arch::asm!(
-            "movd {low}, {tag:e}",
-            "pshufd {low}, {low}, 0",
-            "movdqu {words_read}, [{words}]",
-            "movdqa {high}, {low}",
-            "punpckldq {low}, {words_read}",
-            "punpckhdq {high}, {words_read}",
-            "movdqu [{cells}], {low}",
-            "movdqu [{cells} + 16], {high}",
-            tag = in(reg) tag,
+            "movups {data}, [{words}]",
+            "movaps {low}, {tag}",
+            "movaps {high}, {tag}",
+            "unpcklps {low}, {data}",
+            "unpckhps {high}, {data}",
+            "movups [{cells}], {low}",
+            "movups [{cells} + 16], {high}",
             words = in(reg) words.as_ptr(),
             cells = in(reg) cells.as_ptr(),
+            tag = in(xmm_reg) tag.0,
             low = out(xmm_reg) _,
             high = out(xmm_reg) _,
-            words_read = out(xmm_reg) _,
+            data = out(xmm_reg) _,
             options(nostack, preserves_flags),
         );
     }
     #[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
     for (word, cell) in words.iter().zip(cells.as_chunks::<2>().0) {
         let word = word.load(Ordering::Relaxed);
-        let [low, high] = [word << 32, word >> 32 << 32].map(|half| half | u64::from(tag));
+        let [low, high] = [word << 32, word >> 32 << 32].map(|half| half | u64::from(tag.0));
         cell[0].store(low, Ordering::Relaxed);
         cell[1].store(high, Ordering::Relaxed);
     }
@@ -616,14 +651,21 @@ mod tests {
         let (cells, back): (Vec<AtomicU64>, Vec<AtomicU64>) = (words(5), words(3));
         // Not aligned to more than a word.
         let cells: &[AtomicU64; 4] = cells[1..].first_chunk().unwrap();
-        pack_cells(&values.map(AtomicU64::new), 0x1234_5678, cells);
+        pack_cells(&values.map(AtomicU64::new), Tag::new(0x1234_5678), cells);
         let load = |words: &[AtomicU64]| -> Vec<u64> {
             words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
         };
         let halves = [0x0506_0708u64, 0x0102_0304, 0xffff_ffff, 0x7fff_ffff];
         assert_eq!(load(cells), halves.map(|half| half << 32 | 0x1234_5678));
-        unpack_cells(cells, back[1..].first_chunk().unwrap());
+        let back_words = back[1..].first_chunk().unwrap();
+        assert!(unpack_cells(cells, Tag::new(0x1234_5678), back_words));
         assert_eq!(load(&back), [0, values[0], values[1]]);
+        for torn in 0..4 {
+            let whole = cells[torn].load(Ordering::Relaxed);
+            cells[torn].store(whole ^ 1 << (8 * torn), Ordering::Relaxed);
+            assert!(!unpack_cells(cells, Tag::new(0x1234_5678), back_words), "word {torn}");
+            cells[torn].store(whole, Ordering::Relaxed);
+        }
     }
 
     #[test]

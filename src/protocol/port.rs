@@ -164,20 +164,18 @@ impl PortState {
     #[inline]
     fn is_ready<R: Role>(&mut self, channel: &Channel<'_>) -> bool {
         if self.phase == Phase::Waiting {
-            if !channel.has_turn::<R>(self.index, self.out, self.mask) {
+            let there = channel.has_turn::<R>(self.index, self.out, self.mask);
+            if !there || !self.begin_turn::<R>(channel) {
                 return false;
             }
-            self.begin_turn::<R>(channel);
             self.phase = Phase::Owned;
         }
         true
     }
 
     #[inline]
-    fn begin_turn<R: Role>(&self, channel: &Channel<'_>) {
-        if channel.is_tagged() {
-            self.turn::<R>(channel).begin();
-        }
+    fn begin_turn<R: Role>(&self, channel: &Channel<'_>) -> bool {
+        !channel.is_tagged() || self.turn::<R>(channel).begin()
     }
 
     #[inline]
@@ -465,15 +463,21 @@ impl<'c> Incoming<'c> {
         index: u32,
         out: u32,
     ) -> Option<(Option<Opcode>, PortState)> {
-        // The header and packets that the client wrote are visible after this. Of what a packet of an
-        // old conversation has, only that it is there is of interest.
-        if !channel.has_turn::<Host>(index, out, LaneMask::EMPTY) {
+        // Acquire: the header and packets that the client wrote are visible after this.
+        let mailbox = channel.secondary()[index as usize].load(Ordering::Acquire);
+        if !channel.is_hosts(mailbox, out) {
+            return None;
+        }
+        let lanes = channel.layout().lanes();
+        if channel.is_tagged() && !channel.request(index).has_begun(mailbox, lanes) {
             return None;
         }
         let state = PortState { index, mask: channel.mask(index), out, phase: Phase::Owned };
-        let opcode = Self::opcode(channel, index, tagged::next(out));
+        let opcode = Self::opcode(channel, index, mailbox);
         if opcode.is_some() {
-            state.begin_turn::<Host>(channel);
+            if !state.begin_turn::<Host>(channel) {
+                return None;
+            }
             if !channel.is_tagged() {
                 channel.set_opcode_and_status(index, CROSSED_OUT, 0);
             }

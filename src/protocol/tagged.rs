@@ -17,8 +17,11 @@
 //! The client's mailbox is a word of its own, which the server scans; the server's is the count of
 //! its reply's first cell. The meta bytes of rank 0's cell say what the message is: in the low word
 //! its [`Kind`], [`OPENING`] and [`ORDERED`]; in the high word how many words each lane has in the
-//! packet, or in a reply of kind `Nothing` the [`Status`](super::Status). Opcode and mask count in an
-//! opening message only.
+//! packet, or in a reply of kind `Nothing` the [`Status`](super::Status). Those of the other cells are
+//! zero. Opcode and mask count in an opening message only.
+//!
+//! A client need not order a short message before its mailbox: the server looks at every tag, and comes
+//! back for what is not there yet.
 //!
 //! While a side has the turn, all words stand in the packet: those of a short message are moved there
 //! when it has come, and out of it when it goes. How many rows can be read and how many have been
@@ -30,7 +33,7 @@
 //! ever as old as the counter is long.
 
 use super::atomic::{AtomicU64, Ordering};
-use super::channel::{pack_cells, unpack_cells};
+use super::channel::{Tag, pack_cells, unpack_cells};
 use super::layout::LaneWidth;
 use super::wire::{LaneMask, PACKET_WORDS};
 
@@ -204,39 +207,27 @@ impl<'c> Cells<'c> {
         }
     }
 
-    /// Whether the request with this count is there, all of it. `mask` has the lanes of the
-    /// conversation that it would go on with.
+    /// Whether the request with this count is there, up to the cells of the other ranks.
     #[inline]
-    pub(super) fn is_complete(&self, of: u32, mask: LaneMask, lanes: LaneWidth) -> bool {
+    pub(super) fn has_begun(&self, of: u32, lanes: LaneWidth) -> bool {
         if !self.has(0, of) {
             return false;
         }
-        let [low, high] = [self.low(0), self.high(0)].map(|word| word.load(Ordering::Relaxed));
-        if meta(low) & ORDERED != 0 {
+        if meta(self.low(0).load(Ordering::Relaxed)) & (ORDERED | OPENING) != OPENING {
             return true;
         }
-        self.is_complete_alone(of, low, high, mask, lanes)
+        let last = if lanes.get() > 32 { MASK_HIGH } else { MASK_LOW };
+        (OPCODE..=last).all(|at| count(self.words[at].load(Ordering::Acquire)) == of)
     }
 
-    /// As above, for a request that its client has not ordered before the mailbox.
-    #[cold]
-    fn is_complete_alone(
-        &self,
-        of: u32,
-        low: u64,
-        high: u64,
-        mut mask: LaneMask,
-        lanes: LaneWidth,
-    ) -> bool {
-        if meta(low) & OPENING != 0 {
-            let last = if lanes.get() > 32 { MASK_HIGH } else { MASK_LOW };
-            let there = |at: usize| count(self.words[at].load(Ordering::Acquire)) == of;
-            if !(OPCODE..=last).all(there) {
-                return false;
-            }
-            mask = self.mask(lanes);
+    /// Whether the request with this count is there, all of it, for a conversation of these lanes.
+    pub(super) fn is_complete(&self, of: u32, mask: LaneMask, lanes: LaneWidth) -> bool {
+        self.has_begun(of, lanes) && {
+            let [low, high] = [self.low(0), self.high(0)].map(|word| word.load(Ordering::Relaxed));
+            meta(low) & ORDERED != 0
+                || Kind::new(low, high) != Kind::Word
+                || (1..mask.count()).all(|rank| self.has(rank, of))
         }
-        Kind::new(low, high) != Kind::Word || (1..mask.count()).all(|rank| self.has(rank, of))
     }
 }
 
@@ -339,26 +330,38 @@ impl<'c> Turn<'c> {
         Kind::new(low, high)
     }
 
-    /// Begins the turn: moves a short message to where the words are read.
+    /// Begins the turn: moves a short message to where the words are read. Not if some of it is not there
+    /// yet.
     #[inline]
-    pub(super) fn begin(&self) {
+    pub(super) fn begin(&self) -> bool {
         let readable = match self.kind() {
             Kind::Nothing => 0,
             Kind::Packet(rows) => rows,
-            Kind::Word => {
-                self.packet[0].store(self.theirs.value(0), Ordering::Relaxed);
-                let (ranks, others) = (self.mask.count(), self.theirs.others(self.mask.count()));
-                let (cells, _) = others.as_chunks();
-                let (words, _) = self.packet[1..].as_chunks();
-                cells.iter().zip(words).for_each(|(cells, words)| unpack_cells(cells, words));
-                if ranks > 0 && ranks % 2 == 0 {
-                    let last = &self.packet[ranks as usize - 1];
-                    last.store(self.theirs.value(ranks - 1), Ordering::Relaxed);
-                }
-                1
-            }
+            Kind::Word if self.unpack() => 1,
+            Kind::Word => return false,
         };
         self.rows().note(readable, 0);
+        true
+    }
+
+    #[inline]
+    fn unpack(&self) -> bool {
+        let ranks = self.mask.count();
+        let of = count(self.theirs.low(0).load(Ordering::Relaxed));
+        let tag = Tag::new(word(0, of, 0) as u32);
+        self.packet[0].store(self.theirs.value(0), Ordering::Relaxed);
+        let (cells, _) = self.theirs.others(ranks).as_chunks();
+        let (words, _) = self.packet[1..].as_chunks();
+        let mut complete = true;
+        for (cells, words) in cells.iter().zip(words) {
+            complete &= unpack_cells(cells, tag, words);
+        }
+        if ranks > 0 && ranks.is_multiple_of(2) {
+            let last = ranks - 1;
+            self.packet[last as usize].store(self.theirs.value(last), Ordering::Relaxed);
+            complete &= self.theirs.has(last, of);
+        }
+        complete
     }
 
     /// Begins a turn that nothing has come before: a client's who opens a port.
@@ -376,12 +379,12 @@ impl<'c> Turn<'c> {
             0 => self.complete(next, 0, flags, 0),
             1 => {
                 let value = |rank: u32| self.packet[rank as usize].load(Ordering::Relaxed);
-                let (ranks, others) = (self.mask.count(), self.mine.others(self.mask.count()));
-                let (cells, _) = others.as_chunks();
+                let ranks = self.mask.count();
+                let tag = Tag::new(word(0, next, 0) as u32);
+                let (cells, _) = self.mine.others(ranks).as_chunks();
                 let (words, _) = self.packet[1..].as_chunks();
-                let tag = word(0, next, 0) as u32;
                 cells.iter().zip(words).for_each(|(cells, words)| pack_cells(words, tag, cells));
-                if ranks > 0 && ranks % 2 == 0 {
+                if ranks > 0 && ranks.is_multiple_of(2) {
                     self.put(ranks - 1, next, value(ranks - 1));
                 }
                 self.complete(next, value(0), flags | 1, 0);
