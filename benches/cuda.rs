@@ -2,7 +2,8 @@
 //! algorithm (PROTOCOL.md §2) and against a bare flag ping-pong, all in one run on one GPU.
 //!
 //! `cargo bench --features cuda --bench cuda` on a machine with an NVIDIA GPU. To carry it there, build
-//! it with `--no-run`; it compiles its kernels with NVRTC when it runs.
+//! it with `--no-run`; it compiles its kernels with NVRTC when it runs. Words as arguments choose parts:
+//! `latency`, `calls`, `notifications`, `streams`.
 #![allow(unsafe_code, clippy::cast_precision_loss)]
 
 use std::alloc::Layout;
@@ -39,6 +40,12 @@ fn main() -> ExitCode {
     }
 }
 
+/// Whether a part of the benchmark was asked for by a word of its title; all are, where none was.
+fn wanted(title: &str) -> bool {
+    let mut words = std::env::args().skip(1).filter(|word| !word.starts_with('-')).peekable();
+    words.peek().is_none() || words.any(|word| title.contains(&word))
+}
+
 fn run() -> Result<(), AnyError> {
     let context = CudaAllocator::open(0)?.context().clone();
     println!("{}, {PORTS} ports", context.name()?);
@@ -52,7 +59,7 @@ fn run() -> Result<(), AnyError> {
         "{:>6} {:>22} {:>22} {:>22}",
         "lanes", "baseline", "ours, LLVM's wire", "ours, own wire"
     );
-    for lanes in [1, 32] {
+    for lanes in [1, 32].into_iter().filter(|_| wanted("latency")) {
         print!("{lanes:>6}");
         for client in [Side::Baseline, Side::Ours, Side::Fast] {
             let (median, slow) = bench.latency(client, lanes)?;
@@ -61,7 +68,8 @@ fn run() -> Result<(), AnyError> {
         println!();
     }
 
-    for (what, kernel, opcode) in [("calls", "calls", CALL), ("notifications", "notify", NOTE)] {
+    let parts = [("calls", "calls", CALL), ("notifications", "notify", NOTE)];
+    for (what, kernel, opcode) in parts.into_iter().filter(|(what, ..)| wanted(what)) {
         println!("\n{what} of a warp: million a second, and times the baseline");
         println!(
             "{:>6} {:>6} {:>10} {:>18} {:>18} {:>18} {:>18}",
@@ -104,6 +112,9 @@ fn run() -> Result<(), AnyError> {
         }
     }
 
+    if !wanted("streams") {
+        return Ok(());
+    }
     println!("\nstreams of 32 lanes to the host: GB/s, and times the baseline");
     println!(
         "{:>6} {:>10} {:>10} {:>18} {:>18} {:>18} {:>18}",

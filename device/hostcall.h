@@ -1185,7 +1185,7 @@ inline constexpr u32 kPendingBit = 2;
 // the counter is long.
 inline constexpr u32 kRefresh = 0x10000;
 // Polls in which every lane looks at its own cell; then only the first lane does.
-inline constexpr u32 kWidePolls = 16;
+inline constexpr u32 kWidePolls = 3;
 
 HOSTCALL_PRIMITIVE u64 tagged(u32 data, u32 count, u32 meta) { return (u64)data << 32 | count << 8 | meta; }
 HOSTCALL_PRIMITIVE bool is_of(u64 word, u32 count) { return (u32)word >> 8 == count; }

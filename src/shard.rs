@@ -29,8 +29,9 @@ use crate::stats::Counters;
 /// Mailboxes in a cache line. A shard takes whole lines, so that threads do not share any.
 const LINE: u32 = 16;
 
-/// How many ports ahead packets are fetched.
-const AHEAD: usize = 2;
+/// How many ports ahead headers and packets are fetched.
+const FAR: usize = 12;
+const NEAR: usize = 3;
 
 /// How long a conversation may make no progress.
 #[derive(Clone, Copy, Debug)]
@@ -113,14 +114,20 @@ impl Shard {
         let mut served = 0;
         let mut changed = std::mem::take(&mut self.changed);
         // The device has just written there: without asking ahead, each port waits for memory twice.
-        for &index in &changed {
-            pass.channel.prefetch_header(self.port(index));
-        }
-        for (position, &index) in changed.iter().enumerate() {
-            if let Some(&later) = changed.get(position + AHEAD) {
+        let header = |at: usize| {
+            if let Some(&index) = changed.get(at) {
+                pass.channel.prefetch_header(self.port(index));
+            }
+        };
+        (0..FAR).for_each(header);
+        for position in 0..changed.len() {
+            if let Some(&later) = changed.get(position + FAR) {
+                pass.channel.prefetch_header(self.port(later));
+            }
+            if let Some(&later) = changed.get(position + NEAR) {
                 pass.channel.prefetch_packets(self.port(later));
             }
-            served += self.handed_over(pass, index);
+            served += self.handed_over(pass, changed[position]);
         }
         changed.clear();
         self.changed = changed;

@@ -281,7 +281,7 @@ impl Memory {
         let stale = |index| if index < first { 0 } else { 0xdead_beef };
         let packets = (0..layout.packets_size() / 8).map(|index| AtomicU64::new(stale(index)));
         let flags = |count| (0..count).map(|_| AtomicU32::new(0)).collect();
-        let (primary, secondary, locks) = (flags(layout.primary_size() / 4), flags(1), flags(1));
+        let (primary, secondary, locks) = (flags(1), flags(1), flags(1));
         Memory { layout, primary, secondary, packets: packets.collect(), locks }
     }
 
@@ -303,9 +303,9 @@ impl Memory {
 
     /// Both flags; of counters the lowest bits, which are the flags of LLVM's wire.
     fn mailboxes(&self) -> (u32, u32) {
-        let primary = match self.primary.first() {
-            Some(flag) => flag.load(Ordering::Relaxed),
-            None => {
+        let primary = match self.layout.primary_size() {
+            4 => self.primary[0].load(Ordering::Relaxed),
+            _ => {
                 let reply = (self.layout.reply_offset(0) - self.layout.packets_offset()) / 8;
                 (self.packets[reply].load(Ordering::Relaxed) >> 8) as u32 & 1
             }

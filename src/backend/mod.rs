@@ -18,6 +18,7 @@
 use core::alloc::Layout;
 use core::fmt;
 use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
 use std::sync::Arc;
 
 use crate::protocol::layout::DOORBELL_SIZE;
@@ -145,6 +146,8 @@ pub(crate) struct SharedMemory<A: SharedAllocator> {
     allocator: Arc<A>,
     #[expect(dead_code, reason = "owned, to be given back; used through the channel")]
     blocks: [Option<SharedBox<A>>; 3],
+    #[expect(dead_code, reason = "as the blocks")]
+    notes: Option<Box<[AtomicU32]>>,
     #[cfg_attr(not(test), expect(dead_code, reason = "as the blocks"))]
     doorbell: Option<SharedBox<A>>,
 }
@@ -195,22 +198,30 @@ impl<A: SharedAllocator> SharedMemory<A> {
             headers: packets.device().0,
             packets: at(first_packet(&layout)),
         };
+        // The crate's own wire has no mailboxes there, and keeps notes instead.
+        let notes: Option<Box<[AtomicU32]>> = match primary {
+            Some(_) => None,
+            None => Some((0..layout.ports().get()).map(|_| AtomicU32::new(0)).collect()),
+        };
         // SAFETY: the blocks are as large and aligned as asked for, zeroed, and used by nobody
-        // else, which the trait promises; they live as long as `self`, which lends the channel out
+        // else, which the trait promises, and so are the notes; all live as long as `self`, which lends the channel out
         // for its own borrow only. All access goes through the channel's atomics.
         let channel = unsafe {
             Channel::from_raw(
                 layout,
-                primary
-                    .as_ref()
-                    .map_or(core::ptr::dangling_mut(), |block| block.host().as_ptr().cast()),
+                match (&primary, &notes) {
+                    (Some(block), _) => block.host().as_ptr().cast(),
+                    (None, notes) => {
+                        notes.as_deref().unwrap_or_default().as_ptr().cast_mut().cast()
+                    }
+                },
                 secondary.host().as_ptr().cast(),
                 packets.host().as_ptr().cast(),
                 doorbell.as_ref().map(|block| block.host().as_ptr().add(DOORBELL_COUNTER).cast()),
             )
         };
         let blocks = [primary, Some(secondary), Some(packets)];
-        Ok(SharedMemory { channel, pointers, allocator, blocks, doorbell })
+        Ok(SharedMemory { channel, pointers, allocator, blocks, notes, doorbell })
     }
 
     pub(crate) fn channel(&self) -> Channel<'_> {

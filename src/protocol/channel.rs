@@ -34,7 +34,8 @@ pub struct ChannelError {
 
 impl<'c> Channel<'c> {
     /// A channel over zeroed atomics: `primary` and `secondary` mailboxes, one word for each
-    /// port (no primary ones on the crate's own wire), and the packet block in words of eight bytes.
+    /// port, and the packet block in words of eight bytes. The crate's own wire has no primary mailboxes;
+    /// there these words are notes of whoever has the turn, and no device sees them.
     ///
     /// # Errors
     /// When a slice is not as long as the layout says.
@@ -48,7 +49,7 @@ impl<'c> Channel<'c> {
             if actual == needed { Ok(()) } else { Err(ChannelError { part, actual, needed }) }
         };
         let ports = layout.ports().get() as usize;
-        check("primary mailboxes", primary.len(), layout.primary_size() / 4)?;
+        check("primary mailboxes", primary.len(), ports)?;
         check("secondary mailboxes", secondary.len(), ports)?;
         check("packets", packets.len(), layout.packets_size() / 8)?;
         Ok(Channel { layout, primary, secondary, packets, doorbell: None })
@@ -56,9 +57,8 @@ impl<'c> Channel<'c> {
 
     /// A channel over memory that another processor writes too.
     ///
-    /// `primary` and `secondary` point to one `u32` for each port ([`Layout::primary_size`] and
-    /// [`Layout::mailboxes_size`] bytes), `packets` to the packet block of
-    /// [`Layout::packets_size`] bytes. `doorbell` is the counter that clients of LLVM's main branch
+    /// `primary` and `secondary` point to one `u32` for each port, which are what they are in
+    /// [`new`](Self::new), `packets` to the packet block of [`Layout::packets_size`] bytes. `doorbell` is the counter that clients of LLVM's main branch
     /// raise when they open a port; the server lowers it when a conversation ends.
     ///
     /// # Safety
@@ -80,10 +80,7 @@ impl<'c> Channel<'c> {
         unsafe {
             Channel {
                 layout,
-                primary: core::slice::from_raw_parts(
-                    primary.cast::<AtomicU32>(),
-                    layout.primary_size() / 4,
-                ),
+                primary: core::slice::from_raw_parts(primary.cast::<AtomicU32>(), ports),
                 secondary: core::slice::from_raw_parts(secondary.cast::<AtomicU32>(), ports),
                 packets: core::slice::from_raw_parts(
                     packets.cast::<AtomicU64>(),
@@ -100,7 +97,7 @@ impl<'c> Channel<'c> {
         &self.layout
     }
 
-    /// The mailboxes that the server writes, one for each port; none on the crate's own wire.
+    /// The mailboxes that the server writes, one for each port. Notes on the crate's own wire.
     #[inline]
     pub fn primary(&self) -> &'c [AtomicU32] {
         self.primary
@@ -161,7 +158,8 @@ impl<'c> Channel<'c> {
         let width = self.layout.lanes();
         let words = PACKET_WORDS * width.get() as usize;
         let packet = self.block(self.layout.packet_offset(port, 0), words);
-        Turn { mine, theirs, packet, mask, width, count }
+        let notes = &self.primary[port as usize];
+        Turn { mine, theirs, packet, notes, mask, width, count }
     }
 
     /// A port's request on the crate's own wire.
@@ -217,21 +215,24 @@ impl<'c> Channel<'c> {
 
     /// Starts to fetch the packets of a port's active lanes. Its header should be there by now.
     #[cfg(all(feature = "std", not(hostcall_loom)))]
+    #[inline]
     pub(crate) fn prefetch_packets(&self, port: u32) {
         let mask = self.mask(port);
         if self.is_tagged() {
             // Cells lie side by side, four to a line.
-            let reach = 2 * mask.count() as usize;
-            let request = self.block(self.layout.header_offset(port), 8 + reach);
-            let reply = self.block(self.layout.reply_offset(port), reach);
-            let packet = self.block(self.layout.packet_offset(port, 0), reach / 2);
-            for words in [&request[8..], reply, packet] {
-                words.iter().step_by(8).for_each(prefetch);
+            let ranks = mask.count() as usize;
+            let request = self.block(self.layout.header_offset(port), 8 + 2 * ranks);
+            let reply = self.block(self.layout.reply_offset(port), 2 * ranks);
+            let packet = self.block(self.layout.packet_offset(port, 0), ranks);
+            if ranks > 1 {
+                request[8..].iter().step_by(8).for_each(prefetch);
             }
+            reply.iter().step_by(8).for_each(prefetch_to_write);
+            packet.iter().step_by(8).for_each(prefetch_to_write);
             return;
         }
         let packets = self.packets_of(port);
-        mask.iter().for_each(|lane| prefetch(&packets[lane as usize][0]));
+        mask.iter().for_each(|lane| prefetch_to_write(&packets[lane as usize][0]));
     }
 
     /// The opcode of a port's header as it stands there: in an interface's own numbers, and crossed
@@ -410,15 +411,27 @@ impl Lane<'_> {
     }
 }
 
-/// Starts to fetch a word's cache line. Says nothing of its value.
+/// Starts to fetch a word's cache line, to read it.
 #[cfg(all(feature = "std", not(hostcall_loom)))]
+#[inline]
 fn prefetch(word: &AtomicU64) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: SSE is part of every x86-64, and a prefetch changes nothing that a program can see.
+    // SAFETY: a prefetch changes nothing that a program can see, and SSE is part of every x86-64.
     unsafe {
-        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(
-            word.as_ptr().cast(),
-        );
+        core::arch::asm!("prefetcht0 [{}]", in(reg) word.as_ptr(), options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = word;
+}
+
+/// As above, to write it.
+#[cfg(all(feature = "std", not(hostcall_loom)))]
+#[inline]
+fn prefetch_to_write(word: &AtomicU64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above; processors that do not know this hint take it for no operation.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) word.as_ptr(), options(nostack, readonly, preserves_flags));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = word;
@@ -546,7 +559,9 @@ pub(super) fn pack_cells(words: &[AtomicU64; 2], tag: Tag, cells: &[AtomicU64; 4
     // SAFETY: as above; a peer that polls the cells finds whole words of 8 bytes.
     unsafe {
         core::arch::asm!(
-            "movups {data}, [{words}]",
+            // Word by word: they have just been stored so, and a wider load would wait for that.
+            "movq {data}, [{words}]",
+            "movhps {data}, [{words} + 8]",
             "movaps {low}, {tag}",
             "movaps {high}, {tag}",
             "unpcklps {low}, {data}",

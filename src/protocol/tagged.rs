@@ -25,14 +25,13 @@
 //!
 //! While a side has the turn, all words stand in the packet: those of a short message are moved there
 //! when it has come, and out of it when it goes. How many rows can be read and how many have been
-//! written is noted in the data of the low word that the side sends last, whose count still is that of
-//! its last message. Rows that nobody has sent or written are zero; none is sent behind the last one
-//! that was written.
+//! written is noted in memory of the side's own: the peer polls the rest. Rows that nobody has sent or
+//! written are zero; none is sent behind the last one that was written.
 //!
 //! A sender whose count is a multiple of [`REFRESH`] writes all its tagged words, so that none is
 //! ever as old as the counter is long.
 
-use super::atomic::{AtomicU64, Ordering};
+use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::channel::{Tag, pack_cells, unpack_cells};
 use super::layout::LaneWidth;
 use super::wire::{LaneMask, PACKET_WORDS};
@@ -235,7 +234,10 @@ impl<'c> Cells<'c> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows<'c> {
     packet: &'c [AtomicU64],
-    notes: &'c AtomicU64,
+    /// How many rows can be read; 256 times how many have been written.
+    notes: &'c AtomicU32,
+    /// How many could be read when this was made.
+    readable: u32,
     /// How many lanes have room, and how many are active.
     width: u32,
     ranks: u32,
@@ -245,16 +247,13 @@ impl<'c> Rows<'c> {
     /// How many rows can be read, and how many have been written.
     #[inline]
     fn notes(self) -> (u32, u32) {
-        let notes = data(self.notes.load(Ordering::Relaxed));
+        let notes = self.notes.load(Ordering::Relaxed);
         (notes & 0xff, notes >> 8)
     }
 
     #[inline]
     fn note(self, readable: u32, written: u32) {
-        // The count and what goes with it stay.
-        let tag = self.notes.load(Ordering::Relaxed) as u32;
-        let notes = u64::from(written << 8 | readable) << 32 | u64::from(tag);
-        self.notes.store(notes, Ordering::Relaxed);
+        self.notes.store(written << 8 | readable, Ordering::Relaxed);
     }
 
     #[inline]
@@ -265,7 +264,7 @@ impl<'c> Rows<'c> {
     #[inline]
     pub(super) fn word(self, rank: u32, index: usize) -> u64 {
         assert!(index < PACKET_WORDS, "word {index} of {PACKET_WORDS}");
-        if index as u32 >= self.notes().0 {
+        if index as u32 >= self.readable && index as u32 >= self.notes().0 {
             return 0;
         }
         self.at(rank, index).load(Ordering::Relaxed)
@@ -295,7 +294,8 @@ impl<'c> Rows<'c> {
     #[inline(never)]
     fn clear(self, from: u32, to: u32) {
         for index in from..to {
-            (0..self.ranks).for_each(|rank| self.at(rank, index as usize).store(0, Ordering::Relaxed));
+            (0..self.ranks)
+                .for_each(|rank| self.at(rank, index as usize).store(0, Ordering::Relaxed));
         }
     }
 }
@@ -306,6 +306,7 @@ pub(super) struct Turn<'c> {
     pub(super) mine: Cells<'c>,
     pub(super) theirs: Cells<'c>,
     pub(super) packet: &'c [AtomicU64],
+    pub(super) notes: &'c AtomicU32,
     pub(super) mask: LaneMask,
     pub(super) width: LaneWidth,
     /// This side's count so far.
@@ -317,7 +318,8 @@ impl<'c> Turn<'c> {
     pub(super) fn rows(&self) -> Rows<'c> {
         Rows {
             packet: self.packet,
-            notes: self.mine.low(0),
+            notes: self.notes,
+            readable: self.notes.load(Ordering::Relaxed) & 0xff,
             width: self.width.get(),
             ranks: self.mask.count(),
         }
