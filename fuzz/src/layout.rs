@@ -41,7 +41,8 @@ pub fn layout(data: &[u8]) {
         headers: address(),
         packets: address(),
     };
-    let image = ClientImage::new(abi, ports, &pointers);
+    let image = ClientImage::new(&layout, &pointers);
     assert_eq!(image.as_bytes().len(), abi.client_size());
-    assert_eq!(image.as_bytes()[..4], ports.get().to_le_bytes());
+    let at = if abi == Abi::Hostcall { 4 } else { 0 };
+    assert_eq!(image.as_bytes()[at..at + 4], ports.get().to_le_bytes());
 }
