@@ -179,6 +179,11 @@ fn model(explore: Explore, f: impl Fn(Abi) + Send + Sync + 'static) {
     let f = Arc::new(f);
     for abi in [Abi::Llvm20, Abi::Hostcall] {
         let f = f.clone();
+        // A message of the own wire is many words, each of which may come before any other.
+        let explore = match (explore, abi) {
+            (Explore::All, Abi::Hostcall) => Explore::Preemptions(3, usize::MAX),
+            _ => explore,
+        };
         explored(explore, abi, move || f(abi));
     }
 }
@@ -433,9 +438,12 @@ fn a_refused_client_finds_its_packet_cleared_and_the_reason() {
         port.close();
         // The next client reads nothing of it.
         let port = memory.open(ADD + 2).send(say(2));
-        assert_eq!(server.join().unwrap(), (2, 0));
+        let (number, out) = server.join().unwrap();
+        assert_eq!((number, out & 1), (2, 0));
         let mut port = port;
-        assert_eq!((hear(&mut port), port.status()), (2, None));
+        // Words that nobody wrote are what the client sent, and zero on the crate's own wire.
+        let heard = if abi == Abi::Hostcall { 0 } else { 2 };
+        assert_eq!((hear(&mut port), port.status()), (heard, None));
         assert_eq!(memory.mailboxes(), (0, 0));
     });
 }
@@ -450,7 +458,8 @@ fn a_packet_behind_the_end_is_never_taken_for_a_request() {
             let (_, out) = note(&server, 0);
             let stray = until_some(|| Incoming::try_accept(server.channel(), 0, out));
             let Incoming::Stray(port) = stray else { panic!("taken for a request") };
-            assert_eq!(note(&server, port.refuse_stray(Status::Protocol)), (2, 1));
+            let (number, out) = note(&server, port.refuse_stray(Status::Protocol));
+            assert_eq!((number, out & 1), (2, 1));
         });
         let mut port = memory.open(ADD + 1).send(say(1));
         send(&mut port, 9);
@@ -595,7 +604,8 @@ fn clients_of_the_crate_call_under_the_same_rules() {
         assert_eq!((block_on(call), reply), (Ok(()), 101u64));
         let opened = until_some(|| client.try_open(Opcode(ADD + 2), LaneMask(1)).unwrap());
         opened.send(say(2)).close();
-        assert_eq!(server.join().unwrap(), (2, 0));
+        let (number, out) = server.join().unwrap();
+        assert_eq!((number, out & 1), (2, 0));
         assert_eq!(memory.mailboxes(), (0, 0));
     });
 }

@@ -1,4 +1,6 @@
 //! What the benchmarks share: samples, medians, and the quick mode of continuous integration.
+// Each of them is a crate of its own, and not every one uses all of it.
+#![allow(dead_code)]
 
 use std::time::{Duration, Instant};
 

@@ -10,7 +10,8 @@ use hostcall::backend::host::HostAllocator;
 use hostcall::libc::files::{Captured, Standard};
 use hostcall::libc::{self, Heap, Services};
 use hostcall::{
-    Abi, Call, HandlerError, Handling, LaneMask, ManualClock, Opcode, Registry, Request, Server,
+    Abi, Call, HandlerError, Handling, LaneMask, Layout, ManualClock, Opcode, Registry, Request,
+    Server,
 };
 
 use crate::input::Input;
@@ -49,7 +50,8 @@ pub fn server(data: &[u8]) {
         match input.below(12) {
             0 => device.hand_over(port),
             1 => device.mailbox(port).store(input.u32(), Ordering::Release),
-            2 => server.client().channel().primary()[port as usize]
+            // On the crate's own wire these are notes in private memory, which no device reaches.
+            2 if !device.is_tagged() => server.client().channel().primary()[port as usize]
                 .store(input.u32() & 3, Ordering::Release),
             3 => device.write_header(port, input.u64(), input.u64()),
             4 => device.write_packet(port, &mut input),
@@ -178,29 +180,23 @@ async fn over_reader(mut call: Call) -> Result<(), HandlerError> {
 
 /// The device's view of the shared memory: addresses out of the client image, no rules.
 struct Device {
+    layout: Layout,
     mailboxes: u64,
-    headers: u64,
-    header_stride: u64,
-    packets: u64,
-    port_stride: u64,
-    lanes: u32,
+    /// Where the block of headers and packets begins.
+    block: u64,
 }
 
 impl Device {
     fn new(server: &Server<HostAllocator>) -> Self {
         let layout = server.layout();
         let inside = matches!(layout.abi(), Abi::Llvm17 | Abi::Llvm18);
-        let ports = u64::from(layout.ports().get());
-        let lanes = layout.lanes().get();
-        let packets = server.buffer().0;
-        let slots = 64 * u64::from(lanes);
-        let (headers, header_stride, packets, port_stride) = if inside {
-            (packets, slots + 64, packets + 16, slots + 64)
-        } else {
-            (packets - 16 * ports, 16, packets, slots)
-        };
-        let mailboxes = server.inbox().0;
-        Device { mailboxes, headers, header_stride, packets, port_stride, lanes }
+        let before = if inside { 0 } else { layout.packet_offset(0, 0) - layout.packets_offset() };
+        let block = server.buffer().0 - before as u64;
+        Device { layout, mailboxes: server.inbox().0, block }
+    }
+
+    fn is_tagged(&self) -> bool {
+        self.layout.abi() == Abi::Hostcall
     }
 
     fn mailbox(&self, port: u32) -> &AtomicU32 {
@@ -209,29 +205,73 @@ impl Device {
         unsafe { AtomicU32::from_ptr((self.mailboxes + 4 * u64::from(port)) as *mut u32) }
     }
 
-    fn word(&self, address: u64) -> &AtomicU64 {
-        // SAFETY: as above; callers pass addresses of words in headers and packets.
+    /// The word that stands this many bytes into the shared memory of the layout.
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset >= self.layout.packets_offset() && offset + 8 <= self.layout.size());
+        let address = self.block + (offset - self.layout.packets_offset()) as u64;
+        // SAFETY: as above; just checked to be inside of the block.
         unsafe { AtomicU64::from_ptr(address as *mut u64) }
     }
 
+    /// What the next message of the port counts: an inverted flag, or one more.
+    fn next(&self, port: u32) -> u32 {
+        let now = self.mailbox(port).load(Ordering::Relaxed);
+        if self.is_tagged() { now.wrapping_add(1) & 0xff_ffff } else { now ^ 1 }
+    }
+
     fn hand_over(&self, port: u32) {
-        let mailbox = self.mailbox(port);
-        mailbox.store(mailbox.load(Ordering::Relaxed) ^ 1, Ordering::Release);
+        self.mailbox(port).store(self.next(port), Ordering::Release);
     }
 
     fn write_header(&self, port: u32, mask: u64, opcode: u64) {
-        let header = self.headers + self.header_stride * u64::from(port);
-        self.word(header).store(mask, Ordering::Relaxed);
-        self.word(header + 8).store(opcode, Ordering::Relaxed);
+        let header = self.layout.header_offset(port);
+        let words = if self.is_tagged() {
+            let tagged = |data: u64| data << 32 | u64::from(self.next(port)) << 8;
+            [(2, tagged(opcode)), (3, tagged(mask)), (4, tagged(mask >> 32))].to_vec()
+        } else {
+            [(0, mask), (1, opcode)].to_vec()
+        };
+        for (at, value) in words {
+            self.word(header + 8 * at).store(value, Ordering::Relaxed);
+        }
     }
 
-    /// Some words of some lanes.
+    /// Some words of some lanes; on the crate's own wire cells of the next message, most of them
+    /// with a count and a kind that are right.
     fn write_packet(&self, port: u32, input: &mut Input<'_>) {
-        let packets = self.packets + self.port_stride * u64::from(port);
+        let lanes = self.layout.lanes().get();
         for _ in 0..input.below(6) {
-            let lane = u64::from(input.below(self.lanes));
-            let word = if input.byte() & 1 == 0 { 0 } else { u64::from(input.below(8)) };
-            self.word(packets + 64 * lane + 8 * word).store(input.number(), Ordering::Relaxed);
+            let lane = input.below(lanes) as usize;
+            let in_first = input.byte() & 1 == 0;
+            let row = if in_first { 0 } else { input.below(8) as usize };
+            let value = input.number();
+            let first = self.layout.packet_offset(port, 0);
+            if !self.is_tagged() {
+                let offset = self.layout.packet_offset(port, lane as u32) + 8 * row;
+                self.word(offset).store(value, Ordering::Relaxed);
+            } else if in_first {
+                self.write_cell(port, lane, value, input);
+            } else {
+                let offset = first + 8 * (row * lanes as usize + lane);
+                self.word(offset).store(value, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn write_cell(&self, port: u32, rank: usize, value: u64, input: &mut Input<'_>) {
+        let choice = input.byte();
+        let count = if choice & 7 == 7 { input.u32() } else { self.next(port) };
+        let (mut low, mut high) = (0, 0);
+        if rank == 0 {
+            // A kind, OPENING, ORDERED; and how many rows there are.
+            low = [0x80, 0xc0, 0x00, 0x40][usize::from(choice >> 3 & 3)] | input.below(4);
+            high = input.below(16);
+        }
+        let at = if rank == 0 { 0 } else { 8 + 2 * rank };
+        let cell = self.layout.header_offset(port) + 8 * at;
+        for (offset, data, meta) in [(0, value << 32, low), (8, value >> 32 << 32, high)] {
+            let tag = count.wrapping_shl(8) | meta;
+            self.word(cell + offset).store(data | u64::from(tag), Ordering::Relaxed);
         }
     }
 }
