@@ -7,6 +7,7 @@
 //! - [`HostAllocator`](host::HostAllocator): memory of this process, for simulation, tests and
 //!   CPU clients (feature `host`, on by default).
 //! - `CudaAllocator`: pinned memory of CUDA devices (feature `cuda`).
+//! - `HsaAllocator`: memory of AMD devices (feature `hsa`).
 //!
 //! # Deadlocks to know of
 //!
@@ -28,6 +29,8 @@ use crate::protocol::{Channel, ClientPointers};
 pub mod cuda;
 #[cfg(all(feature = "host", unix))]
 pub mod host;
+#[cfg(feature = "hsa")]
+pub mod hsa;
 
 /// An address in the device's view of memory. Never dereferenced by the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
