@@ -7,7 +7,7 @@ use hostcall::protocol::atomic::{AtomicU32, AtomicU64, Ordering};
 use hostcall::protocol::{
     Channel, FixedReceiver, Host, Incoming, Locks, OpenedPort, Port, StreamReceiver, stream,
 };
-use hostcall::{LaneMask, LaneWidth, Layout, PortCount};
+use hostcall::{Abi, LaneMask, LaneWidth, Layout, PortCount};
 
 use crate::input::Input;
 
@@ -33,7 +33,7 @@ pub fn stream(data: &[u8]) {
     };
     if fixed {
         let (mut receiver, mut taken) = (FixedReceiver::new(size), [0; 64]);
-        let done = receive(&mut input, channel, &mut server, |port| {
+        let done = receive(&mut input, channel, &packets, &mut server, |port| {
             receiver.poll(port, |lane, part| taken[lane as usize] += part.len())
         });
         for lane in 0..64 {
@@ -44,7 +44,7 @@ pub fn stream(data: &[u8]) {
         return;
     }
     let (mut receiver, mut taken, mut announced) = (StreamReceiver::new(limit), [0; 64], [0; 64]);
-    let done = receive(&mut input, channel, &mut server, |port| {
+    let done = receive(&mut input, channel, &packets, &mut server, |port| {
         receiver.poll(port, |lane, remaining, part| {
             let lane = lane as usize;
             if taken[lane] == 0 {
@@ -70,6 +70,7 @@ pub fn stream(data: &[u8]) {
 fn receive<T>(
     input: &mut Input<'_>,
     channel: Channel<'_>,
+    packets: &[AtomicU64],
     server: &mut Port<'_, Host>,
     mut poll: impl FnMut(&mut Port<'_, Host>) -> Poll<T>,
 ) -> Option<T> {
@@ -80,14 +81,31 @@ fn receive<T>(
         if input.is_empty() {
             return None;
         }
-        let lanes = channel.layout().lanes().get();
+        let layout = channel.layout();
+        let tagged = layout.abi() == Abi::Hostcall;
+        let lanes = layout.lanes().get();
         for _ in 0..input.below(4) {
             let (lane, word) = (input.below(lanes), input.below(8));
-            channel.lane(0, lane).set_word(word as usize, input.number());
+            if tagged {
+                // The word of a lane's row; the lanes of the crate's own wire lie side by side.
+                let at = layout.packet_offset(0, lane) + 8 * (word * lanes) as usize;
+                packets[(at - layout.packets_offset()) / 8]
+                    .store(input.number(), Ordering::Relaxed);
+            } else {
+                channel.lane(0, lane).set_word(word as usize, input.number());
+            }
         }
         let mailbox = &channel.secondary()[0];
+        let now = mailbox.load(Ordering::Relaxed);
+        let next = if tagged { now.wrapping_add(1) & 0xff_ffff } else { now ^ 1 };
+        if tagged {
+            // Up to 15 rows in the packet, which are there when the mailbox says so.
+            packets[0].store(u64::from(next) << 8 | 0x42, Ordering::Relaxed);
+            let rows = u64::from(input.below(16));
+            packets[1].store(u64::from(next) << 8 | rows, Ordering::Relaxed);
+        }
         match input.byte() {
-            0..200 => mailbox.store(mailbox.load(Ordering::Relaxed) ^ 1, Ordering::Release),
+            0..200 => mailbox.store(next, Ordering::Release),
             200..220 => mailbox.store(input.u32(), Ordering::Release),
             _ => {}
         }
