@@ -21,7 +21,9 @@
 //!
 //! # What has been tried
 //!
-//! It compiles. Neither a stand-in for the runtime nor AMD hardware has run it yet.
+//! Its declarations agree with the runtime's headers, and the real runtime on a machine without a
+//! device is refused with its reason; tests hold both. What comes after the start of the runtime has
+//! been compiled only: neither a stand-in nor AMD hardware has run it yet.
 //!
 //! # Where memory lies
 //!

@@ -1,0 +1,34 @@
+//! Finds the AMD devices of this machine, and gives the first one a server.
+//!
+//! ```text
+//! cargo run --features hsa --example hsa_hello
+//! ```
+//!
+//! Without the HSA runtime, or without a device, it says what is missing and exits with status 1.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use hostcall::Server;
+use hostcall::backend::hsa::{self, HsaAllocator};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("hsa_hello: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    for (ordinal, agent) in hsa::devices()?.iter().enumerate() {
+        println!("device {ordinal}: {}, {}", agent.name, agent.isas.join(", "));
+    }
+    let allocator = HsaAllocator::open(0)?;
+    let (ports, lanes) = (allocator.agent().max_waves, allocator.agent().wavefront_size);
+    let server = Server::builder(allocator).ports(ports).lanes(lanes).build()?;
+    println!("a server of {ports} ports of {lanes} lanes at {:#x}", server.buffer().0);
+    Ok(())
+}
