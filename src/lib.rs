@@ -54,6 +54,7 @@
 //! - `host` (default): memory of this process ([`backend::host`]) and the [`Simulation`].
 //! - `sandbox`: files of device programs confined to a directory.
 //! - `cuda`: memory, client images and launches of CUDA devices, in the module `cuda`.
+//! - `hsa`: memory, code objects and queues of AMD devices, in the module `backend::hsa`.
 //! - `loader`: the program `hostcall-loader`, which runs GPU programs as if they were local ones.
 //! - `std`: the server without those. Without it, [`protocol`] and [`client`] remain, for devices.
 #![cfg_attr(not(feature = "std"), no_std)]
