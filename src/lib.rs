@@ -98,6 +98,8 @@ pub mod device;
 mod error;
 #[cfg(all(feature = "std", not(hostcall_loom)))]
 mod handler;
+#[cfg(all(any(feature = "cuda", feature = "hsa"), not(hostcall_loom)))]
+pub mod launch;
 #[cfg(all(feature = "std", unix, not(hostcall_loom)))]
 pub mod libc;
 #[cfg(all(feature = "loader", unix, not(hostcall_loom)))]

@@ -28,6 +28,11 @@ use crate::protocol::{Channel, ClientPointers};
 pub mod cuda;
 #[cfg(all(feature = "host", unix))]
 pub mod host;
+#[cfg(all(feature = "loader", any(feature = "cuda", feature = "hsa")))]
+mod pinned;
+
+#[cfg(all(feature = "loader", any(feature = "cuda", feature = "hsa")))]
+pub(crate) use pinned::Pinned;
 
 /// An address in the device's view of memory. Never dereferenced by the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
