@@ -481,7 +481,7 @@ fn signals_end_a_program_with_its_files_written() {
 fn a_second_signal_ends_a_program_at_once() {
     // Nobody reads what is to be told at the end, and the pipe is full: the first signal waits.
     let (_reader, mut full) = std::io::pipe().unwrap();
-    full.write_all(&[b'.'; 1 << 16]).unwrap();
+    full.write_all(&vec![b'.'; 1 << 16]).unwrap();
     let written = empty_folder("twice").join("written");
     let mut child = loader(fake())
         .arg("--stats")
