@@ -14,8 +14,8 @@ Runs a GPU program as if it were a local one.
 
 Usage: hostcall-loader [OPTION]... IMAGE [ARGUMENT]...
 
-IMAGE is a cubin, PTX text or an AMD code object, linked, with a kernel `_start`, as LLVM's C library
-for GPUs has it. It gets the arguments, this process's environment, streams, files and exit status.
+IMAGE is a linked cubin, PTX text or AMD code object with a kernel `_start`, as LLVM's C library for
+GPUs has it. It gets the arguments, this process's environment, streams, files and exit status.
 
   --threads N, --threads-x N, --threads-y N, --threads-z N   threads of a block (1)
   --blocks N, --blocks-x N, --blocks-y N, --blocks-z N       blocks of the grid (1)
