@@ -28,10 +28,10 @@ use crate::protocol::{Channel, ClientPointers};
 pub mod cuda;
 #[cfg(all(feature = "host", unix))]
 pub mod host;
-#[cfg(all(feature = "loader", any(feature = "cuda", feature = "hsa")))]
+#[cfg(all(feature = "loader", feature = "cuda"))]
 mod pinned;
 
-#[cfg(all(feature = "loader", any(feature = "cuda", feature = "hsa")))]
+#[cfg(all(feature = "loader", feature = "cuda"))]
 pub(crate) use pinned::Pinned;
 
 /// An address in the device's view of memory. Never dereferenced by the host.

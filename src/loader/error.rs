@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 #[cfg(feature = "cuda")]
 use crate::backend::cuda::{CudaError, LoadError};
-#[cfg(any(feature = "cuda", feature = "hsa"))]
+#[cfg(feature = "cuda")]
 use crate::launch::LaunchError;
 use crate::protocol::LayoutError;
 
@@ -31,7 +31,7 @@ pub enum LoaderError {
     /// A good image, for a runtime that this build has not.
     #[error(
         "{} is for {gpus}, and this hostcall-loader was built without `{feature}`: cargo install \
-         hostcall --features loader,cuda,hsa", .path.display()
+         hostcall --features loader,cuda", .path.display()
     )]
     NotBuiltIn {
         /// The image.
@@ -41,17 +41,23 @@ pub enum LoaderError {
         /// The feature of this crate that runs it.
         feature: &'static str,
     },
+    /// A good image for AMD GPUs, which are not run yet.
+    #[error("{} is for AMD GPUs, and this hostcall-loader runs NVIDIA images only", .path.display())]
+    Amd {
+        /// The image.
+        path: PathBuf,
+    },
     /// A runtime that this build has not, whose devices were to be listed.
     #[error(
         "{feature}: this hostcall-loader was built without it: cargo install hostcall --features \
-         loader,cuda,hsa"
+         loader,cuda"
     )]
     NotListed {
         /// The feature.
         feature: &'static str,
     },
     /// The runtime or the device.
-    #[cfg(any(feature = "cuda", feature = "hsa"))]
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     /// The driver does not load the image.
@@ -111,7 +117,7 @@ pub enum LoaderError {
         source: io::Error,
     },
     /// The kernel was not launched, faulted, or ran too long.
-    #[cfg(any(feature = "cuda", feature = "hsa"))]
+    #[cfg(feature = "cuda")]
     #[error("{kernel}: {}{}", with_causes(.error), advice(.error))]
     Launch {
         /// The kernel.
@@ -128,7 +134,7 @@ pub enum LoaderError {
 }
 
 /// What a runtime could not do.
-#[cfg(any(feature = "cuda", feature = "hsa"))]
+#[cfg(feature = "cuda")]
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
@@ -179,7 +185,7 @@ pub(super) fn with_causes(error: &dyn Error) -> String {
 }
 
 /// What to do about a launch.
-#[cfg(any(feature = "cuda", feature = "hsa"))]
+#[cfg(feature = "cuda")]
 fn advice(error: &LaunchError<RuntimeError>) -> &'static str {
     match error {
         #[cfg(feature = "cuda")]

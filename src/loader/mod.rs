@@ -14,29 +14,26 @@
 //! # Ok::<(), hostcall::loader::LoaderError>(())
 //! ```
 
-#[cfg(any(feature = "cuda", feature = "hsa"))]
+#[cfg(feature = "cuda")]
 mod arguments;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;
 mod image;
 mod options;
-#[cfg(any(feature = "cuda", feature = "hsa"))]
+#[cfg(feature = "cuda")]
 mod program;
 mod ptx;
-#[cfg_attr(
-    not(any(feature = "cuda", feature = "hsa")),
-    expect(dead_code, reason = "runs no programs then")
-)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "runs no programs then"))]
 mod signals;
-#[cfg(any(feature = "cuda", feature = "hsa"))]
+#[cfg(feature = "cuda")]
 mod summary;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
 
 pub use error::LoaderError;
-#[cfg(any(feature = "cuda", feature = "hsa"))]
+#[cfg(feature = "cuda")]
 pub use error::RuntimeError;
 pub use image::{Image, ImageError, ImageKind};
 pub use options::{Command, Files, HELP, Options, UsageError};
@@ -83,40 +80,30 @@ pub fn run(options: &Options) -> Result<i32, LoaderError> {
 fn execute(options: &Options, signals: Option<&Signals>) -> Result<i32, LoaderError> {
     let image = Image::read(&options.image)
         .map_err(|source| LoaderError::Image { path: options.image.clone(), source })?;
-    #[cfg(not(all(feature = "cuda", feature = "hsa")))]
-    let not_built_in =
-        |gpus, feature| Err(LoaderError::NotBuiltIn { path: options.image.clone(), gpus, feature });
-    #[cfg(not(any(feature = "cuda", feature = "hsa")))]
-    let _ = signals;
+    let path = options.image.clone();
     match image.kind() {
         #[cfg(feature = "cuda")]
         ImageKind::Cubin | ImageKind::Ptx => cuda::run(options, &image, signals),
         #[cfg(not(feature = "cuda"))]
-        ImageKind::Cubin | ImageKind::Ptx => not_built_in("NVIDIA GPUs", "cuda"),
-        ImageKind::CodeObject => not_built_in("AMD GPUs", "hsa"),
+        ImageKind::Cubin | ImageKind::Ptx => {
+            let _ = signals;
+            Err(LoaderError::NotBuiltIn { path, gpus: "NVIDIA GPUs", feature: "cuda" })
+        }
+        ImageKind::CodeObject => Err(LoaderError::Amd { path }),
     }
 }
 
-/// Prints the devices of each runtime. What has none is told on standard error, in a line each.
+/// Prints the devices, a line each, with the runtime that has them.
 fn list_devices() -> Result<i32, LoaderError> {
     #[cfg(feature = "cuda")]
     let cuda = cuda::devices();
     #[cfg(not(feature = "cuda"))]
-    let cuda = Err(LoaderError::NotListed { feature: "cuda" });
-    let hsa: Result<Vec<String>, _> = Err(LoaderError::NotListed { feature: "hsa" });
-    let mut status = FAILED;
-    for (runtime, devices) in [("cuda", cuda), ("hsa", hsa)] {
-        match devices {
-            Ok(devices) => {
-                for (number, device) in devices.iter().enumerate() {
-                    print(&format!("{runtime} {number}: {device}\n"))?;
-                    status = 0;
-                }
-            }
-            Err(error) => complain(&error),
-        }
+    let cuda: Result<Vec<String>, _> = Err(LoaderError::NotListed { feature: "cuda" });
+    let devices = cuda?;
+    for (number, device) in devices.iter().enumerate() {
+        print(&format!("cuda {number}: {device}\n"))?;
     }
-    Ok(status)
+    Ok(0)
 }
 
 fn print(text: &str) -> Result<(), LoaderError> {

@@ -14,13 +14,13 @@ Runs a GPU program as if it were a local one.
 
 Usage: hostcall-loader [OPTION]... IMAGE [ARGUMENT]...
 
-IMAGE is a linked cubin, PTX text or AMD code object with a kernel `_start`, as LLVM's C library for
-GPUs has it. It gets the arguments, this process's environment, streams, files and exit status.
+IMAGE is a linked cubin or PTX text with a kernel `_start`, as LLVM's C library for GPUs has it. It
+gets the arguments, this process's environment, standard streams, files and exit status.
 
   --threads N, --threads-x N, --threads-y N, --threads-z N   threads of a block (1)
   --blocks N, --blocks-x N, --blocks-y N, --blocks-z N       blocks of the grid (1)
   --device N          the GPU, numbered as --list-devices does (the first that fits)
-  --list-devices      print the GPUs of each runtime and end
+  --list-devices      print the GPUs and end
   --ports N           conversations at a time (as many as warps that can run)
   --pool SIZE         memory for malloc, taken before the start (64M)
   --stack SIZE        stack of each thread, on NVIDIA GPUs (the driver's choice)
