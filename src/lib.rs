@@ -99,6 +99,8 @@ pub mod device;
 mod error;
 #[cfg(all(feature = "std", not(hostcall_loom)))]
 mod handler;
+#[cfg(all(feature = "cuda", not(hostcall_loom)))]
+pub mod launch;
 #[cfg(all(feature = "std", unix, not(hostcall_loom)))]
 pub mod libc;
 #[cfg(all(feature = "loader", unix, not(hostcall_loom)))]

@@ -1,9 +1,9 @@
 //! The loader without a GPU: what it says when something is missing or wrong, and whole programs on
 //! a stand-in for the driver (`tests/gpu/fake_driver.cpp`, which needs a C++ compiler).
-#![cfg(all(feature = "loader", target_os = "linux", not(hostcall_loom)))]
+#![cfg(all(feature = "loader", feature = "cuda", target_os = "linux", not(hostcall_loom)))]
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -167,10 +167,13 @@ fn a_missing_driver_is_an_error_with_advice() {
     }
     let image = file("no_driver.ptx", PROGRAM);
     let none = no_driver();
-    for arguments in [vec![image.to_str().unwrap()], vec!["--list-devices"]] {
-        let ran = loader(&none).args(arguments).output().unwrap().into();
-        assert_complains(&ran, &["libcuda.so.1", "install the driver", "docker run --gpus all"]);
-    }
+    let parts = ["libcuda.so.1", "install the driver", "docker run --gpus all"];
+    assert_complains(&loader(&none).arg(image).output().unwrap().into(), &parts);
+    let ran = Ran::from(loader(&none).arg("--list-devices").output().unwrap());
+    assert!(!ran.stdout.contains("cuda"), "{ran:?}");
+    let lines: Vec<_> = ran.stderr.lines().collect();
+    assert!(parts.iter().all(|part| lines[0].contains(part)), "{ran:?}");
+    assert!(lines.len() <= 2, "a line for each runtime: {ran:?}");
 }
 
 #[test]
@@ -237,8 +240,9 @@ fn files_that_are_no_gpu_image_are_told_apart() {
         ("archive", b"!<arch>\n".to_vec(), "an archive"),
         ("binary", vec![0xff; 100], "neither PTX text nor an ELF file"),
         ("arm", elf(183, 2), "64-bit Arm processors (machine 183)"),
-        ("amd", elf(224, 3), "built without hsa"),
-        ("object", elf(190, 1), "has not been linked"),
+        ("object", elf(190, 1), "for NVIDIA GPUs that has not been linked: link it with nvlink"),
+        ("amd-object", elf(224, 1), "for AMD GPUs that has not been linked: link it with ld.lld"),
+        ("amd-bare", elf(224, 3), "no sections"),
         ("bare", elf(190, 2), "no sections"),
         ("magic", b"\x7fELF".to_vec(), "damaged"),
         ("cut.ptx", b".version 8.0\n".to_vec(), "damaged PTX"),
@@ -294,7 +298,9 @@ fn help_and_version_are_printed_and_mistakes_are_told() {
     assert_complains(&run([""; 0]), &["which image?", "--help"]);
     assert_complains(&run(["--threads", "none", "a.ptx"]), &["none", "--help"]);
     let ran = run(["--list-devices"]);
-    assert_eq!((ran.status, ran.stdout.as_str()), (Some(0), "0: Fake GPU, sm_90, 1024 MiB\n"));
+    assert_eq!(ran.status, Some(0));
+    assert!(ran.stdout.starts_with("cuda 0: Fake GPU, sm_90, 1024 MiB\n"), "{ran:?}");
+    assert!(ran.stderr.lines().count() <= 1, "{ran:?}");
 }
 
 #[test]
@@ -381,6 +387,116 @@ fn unknown_opcodes_are_told_and_the_program_goes_on() {
     assert_eq!((ran.status, ran.stdout.as_str()), (Some(5), "destroyed\n"));
     let line = "hostcall-loader: opcode 'z'+99 (0x7a000063) on port 0: no handler is registered\n";
     assert_eq!(ran.stderr, line);
+}
+
+/// A folder of this test's own, empty.
+fn empty_folder(name: &str) -> PathBuf {
+    let path = folder().join(name);
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+#[test]
+fn options_say_which_files_and_commands_a_program_may_have() {
+    let root = empty_folder("root");
+    let outside = empty_folder("outside").join("file");
+    let (root, outside) = (root.to_str().unwrap(), outside.to_str().unwrap());
+    let write = |options: &[&str], path: &str| program(options, &["write", path]).status;
+    assert_eq!(write(&[], outside), Some(0));
+    assert_eq!(fs::read(outside).unwrap(), b"written\n");
+    fs::remove_file(outside).unwrap();
+    for options in [&["--files", "none"][..], &["--files", "read"], &["--root", root]] {
+        assert_eq!(write(options, outside), Some(20), "{options:?}");
+        assert!(!Path::new(outside).exists(), "{options:?}");
+    }
+    assert_eq!(write(&["--root", root], "file"), Some(0));
+    assert_eq!(fs::read(Path::new(root).join("file")).unwrap(), b"written\n");
+    assert_eq!(write(&["--root", root, "--files", "read"], "other"), Some(20));
+    let ran = program(&["--root", "/there/is/no/such"], &["write", "file"]);
+    assert_complains(&ran, &["cannot use /there/is/no/such as the folder", "No such file"]);
+
+    let command = format!("echo ran > {root}/command");
+    assert_eq!(program(&["--no-system"], &["system", &command]).status, Some(30));
+    assert!(!Path::new(root).join("command").exists());
+    assert_eq!(program(&[], &["system", &command]).status, Some(0));
+    assert_eq!(fs::read(Path::new(root).join("command")).unwrap(), b"ran\n");
+}
+
+#[test]
+fn statistics_are_told_at_the_end() {
+    let ran = program(&["--stats", "--pool", "4M", "--no-system"], &["malloc"]);
+    assert_eq!((ran.status, ran.stdout.as_str()), (Some(4), "destroyed\n"));
+    let lines: Vec<_> = ran.stderr.lines().collect();
+    assert!(lines.iter().all(|line| line.starts_with("hostcall-loader: ")), "{ran:?}");
+    // Four pieces, a refusal, a free, a piece again; then the destructor's line.
+    for part in [
+        "time ",
+        "calls    8 begun, 8 done, 0 failed",
+        "malloc   4194304 bytes at most, 4194304 in 4 blocks not freed, 1 refused, 0 bad frees",
+        "files    0 opened, 0 closed, 0 lost data",
+        "denied   0 files, 0 commands, 0 allocations, 0 functions",
+    ] {
+        assert!(lines.iter().any(|line| line.contains(part)), "no {part:?} in {ran:?}");
+    }
+    let ran = program(&["--stats", "--no-system", "--files=none"], &["system", "true"]);
+    assert!(ran.stderr.contains("denied   0 files, 1 commands"), "{ran:?}");
+}
+
+/// Starts the program that writes a file and goes on for ever, and waits until it has written.
+fn hanging(name: &str, options: &[&str]) -> (std::process::Child, PathBuf) {
+    let written = empty_folder(name).join("written");
+    let mut child = loader(fake())
+        .args(options)
+        .arg(file(&format!("{name}.ptx"), PROGRAM))
+        .args(["write", written.to_str().unwrap(), "hang"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = [0; 6];
+    child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"wrote\n");
+    (child, written)
+}
+
+fn send(signal: &str, child: &std::process::Child) {
+    let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status();
+    assert!(sent.unwrap().success());
+}
+
+#[test]
+fn signals_end_a_program_with_its_files_written() {
+    for (signal, status) in [("INT", 130), ("TERM", 143)] {
+        let (child, written) = hanging(signal, &["--stats"]);
+        send(signal, &child);
+        let ran = Ran::from(child.wait_with_output().unwrap());
+        assert_eq!((ran.status, ran.stdout.as_str()), (Some(status), ""), "{ran:?}");
+        assert!(ran.stderr.contains("files    1 opened, 1 closed, 0 lost data"), "{ran:?}");
+        assert_eq!(fs::read(written).unwrap(), b"written\n");
+    }
+}
+
+#[test]
+fn a_second_signal_ends_a_program_at_once() {
+    // Nobody reads what is to be told at the end, and the pipe is full: the first signal waits.
+    let (_reader, mut full) = std::io::pipe().unwrap();
+    full.write_all(&vec![b'.'; 1 << 16]).unwrap();
+    let written = empty_folder("twice").join("written");
+    let mut child = loader(fake())
+        .arg("--stats")
+        .arg(file("twice.ptx", PROGRAM))
+        .args(["write", written.to_str().unwrap(), "hang"])
+        .stdout(Stdio::piped())
+        .stderr(full)
+        .spawn()
+        .unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+    send("TERM", &child);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(child.try_wait().unwrap(), None);
+    send("INT", &child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
 #[test]

@@ -16,8 +16,6 @@
 mod driver;
 mod module;
 pub(crate) mod nvrtc;
-#[cfg(feature = "loader")]
-mod pinned;
 
 use std::alloc::Layout;
 use std::fmt;
@@ -34,7 +32,6 @@ pub(crate) use driver::{has_ended, record};
 pub(crate) use {
     driver::{device_name, max_resident_threads, set_stack_size},
     module::{Function, LoadError},
-    pinned::Pinned,
 };
 
 use super::{DeviceAddress, Purpose, SharedAllocator, SharedBlock};

@@ -31,6 +31,11 @@ pub mod cuda;
 pub mod host;
 #[cfg(feature = "hsa")]
 pub mod hsa;
+#[cfg(all(feature = "loader", feature = "cuda"))]
+mod pinned;
+
+#[cfg(all(feature = "loader", feature = "cuda"))]
+pub(crate) use pinned::Pinned;
 
 /// An address in the device's view of memory. Never dereferenced by the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -52,7 +52,10 @@ mod launch;
 pub use crate::backend::cuda::{
     CompileError, CudaAllocator, CudaError, Global, Globals, Module, device_count,
 };
+pub use crate::launch::{KernelState, Served};
 pub use client::{DeviceClient, PublishError, SYMBOLS, publish};
 pub use compile::{architecture, compile};
 pub use cudarc;
-pub use launch::{KernelState, LaunchError, Launcher, Served, serve_launch, wait};
+#[cfg(feature = "loader")]
+pub(crate) use launch::serve;
+pub use launch::{LaunchError, Launcher, serve_launch, wait};

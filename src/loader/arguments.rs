@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use crate::backend::cuda::{CudaAllocator, CudaError, Pinned};
+use crate::backend::{Pinned, SharedAllocator};
 
 /// Where the result stands; the pointer arrays begin after it.
 const RESULT: usize = 0;
@@ -12,19 +12,19 @@ const POINTERS: usize = 8;
 
 /// What kernels are started with, in memory that the device reads.
 #[derive(Debug)]
-pub(super) struct Arguments {
-    memory: Pinned,
+pub(super) struct Arguments<A: SharedAllocator> {
+    memory: Pinned<A>,
     argc: u32,
     envp: usize,
 }
 
-impl Arguments {
+impl<A: SharedAllocator> Arguments<A> {
     /// Puts the strings where the device finds them.
     pub(super) fn new(
-        allocator: &Arc<CudaAllocator>,
+        allocator: &Arc<A>,
         argv: &[OsString],
         environment: impl Iterator<Item = (OsString, OsString)>,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, A::Error> {
         let variable = |(name, value): (OsString, OsString)| {
             [name.as_bytes(), b"=", value.as_bytes()].concat()
         };
@@ -40,14 +40,11 @@ impl Arguments {
         Ok(Arguments { memory, argc: argv.len() as u32, envp })
     }
 
-    /// The parameters of a kernel that takes the first `count` of: `argc`, `argv`, `envp`, the place
-    /// for the result.
-    pub(super) fn parameters(&self, count: usize) -> Vec<u8> {
+    /// What `_start` takes: `argc`, `argv`, `envp`, the place for the result.
+    pub(super) fn values(&self) -> [u64; 4] {
         let [argv, envp, result] =
-            [POINTERS, self.envp, RESULT].map(|offset| self.memory.device(offset).to_le_bytes());
-        let argc = u64::from(self.argc).to_le_bytes();
-        let size = [0, 4, 16, 24, 32][count];
-        [argc, argv, envp, result].concat()[..size].to_vec()
+            [POINTERS, self.envp, RESULT].map(|offset| self.memory.device(offset));
+        [self.argc.into(), argv, envp, result]
     }
 
     /// What the kernels left as their result.

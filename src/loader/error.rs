@@ -4,9 +4,11 @@ use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 
+#[cfg(feature = "cuda")]
 use crate::backend::cuda::{CudaError, LoadError};
-use crate::cuda::{LaunchError, PublishError};
-use crate::error::{BuildError, RegisterError};
+#[cfg(feature = "cuda")]
+use crate::launch::LaunchError;
+use crate::protocol::LayoutError;
 
 use super::image::ImageError;
 use super::options::UsageError;
@@ -26,9 +28,38 @@ pub enum LoaderError {
         /// What is wrong with it.
         source: ImageError,
     },
-    /// The driver or the device.
+    /// A good image, for a runtime that this build has not.
+    #[error(
+        "{} is for {gpus}, and this hostcall-loader was built without `{feature}`: cargo install \
+         hostcall --features loader,cuda", .path.display()
+    )]
+    NotBuiltIn {
+        /// The image.
+        path: PathBuf,
+        /// What it is for.
+        gpus: &'static str,
+        /// The feature of this crate that runs it.
+        feature: &'static str,
+    },
+    /// A good image for AMD GPUs, which are not run yet.
+    #[error("{} is for AMD GPUs, and this hostcall-loader runs NVIDIA images only", .path.display())]
+    Amd {
+        /// The image.
+        path: PathBuf,
+    },
+    /// A runtime that this build has not, whose devices were to be listed.
+    #[error(
+        "{feature}: this hostcall-loader was built without it: cargo install hostcall --features \
+         loader,cuda"
+    )]
+    NotListed {
+        /// The feature.
+        feature: &'static str,
+    },
+    /// The runtime or the device.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
-    Driver(#[from] CudaError),
+    Runtime(#[from] RuntimeError),
     /// The driver does not load the image.
     #[error("the driver does not load {}: {reason}", .path.display())]
     NotLoaded {
@@ -68,27 +99,59 @@ pub enum LoaderError {
         symbol: String,
     },
     /// The client object.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
-    Client(#[from] PublishError),
+    Client(#[from] crate::cuda::PublishError),
     /// The server.
     #[error(transparent)]
-    Server(#[from] BuildError<CudaError>),
+    Server(#[from] LayoutError),
     /// The handlers.
     #[error(transparent)]
-    Handlers(#[from] RegisterError),
+    Handlers(#[from] crate::error::RegisterError),
+    /// The folder that files are to be in.
+    #[error("cannot use {} as the folder of the program's files: {source}", .path.display())]
+    Root {
+        /// The folder.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// The kernel was not launched, faulted, or ran too long.
+    #[cfg(feature = "cuda")]
     #[error("{kernel}: {}{}", with_causes(.error), advice(.error))]
     Launch {
         /// The kernel.
         kernel: &'static str,
         /// What happened.
-        error: LaunchError,
+        error: LaunchError<RuntimeError>,
     },
+    /// Signals cannot be waited for.
+    #[error("cannot wait for signals: {0}")]
+    Signals(io::Error),
     /// Standard output is closed or full.
     #[error("cannot write to standard output: {0}")]
     Output(io::Error),
 }
 
+/// What a runtime could not do.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    /// NVIDIA's driver.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+#[cfg(feature = "cuda")]
+impl From<CudaError> for LoaderError {
+    fn from(error: CudaError) -> Self {
+        RuntimeError::from(error).into()
+    }
+}
+
+#[cfg(feature = "cuda")]
 impl LoaderError {
     pub(super) fn not_loaded(path: PathBuf, device: &str, failed: LoadError) -> Self {
         let LoadError { error, log } = failed;
@@ -122,14 +185,18 @@ pub(super) fn with_causes(error: &dyn Error) -> String {
 }
 
 /// What to do about a launch.
-fn advice(error: &LaunchError) -> &'static str {
+#[cfg(feature = "cuda")]
+fn advice(error: &LaunchError<RuntimeError>) -> &'static str {
     match error {
-        LaunchError::NotLaunched(CudaError::Driver { code: 1 | 701, .. }) => {
-            " (fewer --threads or --blocks, or a smaller --stack?)"
-        }
-        LaunchError::Failed { source: CudaError::Driver { code: 700 | 719, .. }, .. } => {
-            " (compute-sanitizer finds the place; a deep program may want a larger --stack)"
-        }
+        #[cfg(feature = "cuda")]
+        LaunchError::NotLaunched(RuntimeError::Cuda(CudaError::Driver {
+            code: 1 | 701, ..
+        })) => " (fewer --threads or --blocks, or a smaller --stack?)",
+        #[cfg(feature = "cuda")]
+        LaunchError::Failed {
+            source: RuntimeError::Cuda(CudaError::Driver { code: 700 | 719, .. }),
+            ..
+        } => " (compute-sanitizer finds the place; a deep program may want a larger --stack)",
         LaunchError::TimedOut { .. } => " (a larger --timeout?)",
         _ => "",
     }

@@ -33,7 +33,7 @@ pub enum ImageError {
     /// An ELF file of a machine that is no GPU.
     #[error(
         "not a GPU image: an ELF file for {machine} (machine {number}); compile it with \
-         --target=nvptx64-nvidia-cuda"
+         --target=nvptx64-nvidia-cuda or amdgcn-amd-amdhsa"
     )]
     OtherMachine {
         /// The machine's name.
@@ -41,17 +41,14 @@ pub enum ImageError {
         /// The machine's number.
         number: u16,
     },
-    /// An AMD image.
-    #[error(
-        "an AMD GPU image (ELF machine 224): this hostcall was built without hsa and runs NVIDIA \
-         images only"
-    )]
-    Amd,
-    /// An NVIDIA image that has not been linked.
-    #[error(
-        "an NVIDIA object file that has not been linked: link it with nvlink or clang-nvlink-wrapper"
-    )]
-    NotLinked,
+    /// A GPU's object file that has not been linked.
+    #[error("an object file for {gpus} that has not been linked: link it with {linker}")]
+    NotLinked {
+        /// What it is for.
+        gpus: &'static str,
+        /// What links it.
+        linker: &'static str,
+    },
     /// A damaged ELF file.
     #[error("a damaged ELF file ({0}): was it cut off on the way?")]
     Damaged(String),
@@ -68,6 +65,8 @@ pub enum ImageKind {
     Cubin,
     /// Text that the driver compiles for the GPU it has.
     Ptx,
+    /// Machine code of AMD GPUs of one architecture.
+    CodeObject,
 }
 
 /// A GPU image whose structure has been checked: everything that its headers point to lies within
@@ -96,8 +95,8 @@ impl Image {
     /// [`ImageError`].
     pub fn parse(mut bytes: Vec<u8>) -> Result<Self, ImageError> {
         if bytes.starts_with(b"\x7fELF") {
-            let symbols = check_elf(&bytes)?;
-            return Ok(Image { bytes, kind: ImageKind::Cubin, symbols });
+            let (kind, symbols) = check_elf(&bytes)?;
+            return Ok(Image { bytes, kind, symbols });
         }
         if let Some(hint) = other_format(&bytes) {
             return Err(ImageError::Unknown { hint });
@@ -141,7 +140,7 @@ impl Image {
     pub fn parameters(&self, kernel: &str) -> Option<usize> {
         match self.kind {
             ImageKind::Ptx => ptx::parameters(str::from_utf8(&self.bytes).ok()?, kernel),
-            ImageKind::Cubin => None,
+            ImageKind::Cubin | ImageKind::CodeObject => None,
         }
     }
 }
@@ -161,7 +160,7 @@ fn other_format(bytes: &[u8]) -> Option<&'static str> {
 }
 
 /// Checks that all parts of an ELF file lie within it, and returns its symbols' names.
-fn check_elf(bytes: &[u8]) -> Result<Vec<String>, ImageError> {
+fn check_elf(bytes: &[u8]) -> Result<(ImageKind, Vec<String>), ImageError> {
     let damaged = |error: object::read::Error| ImageError::Damaged(error.to_string());
     // Class and byte order are the first two after the magic.
     if bytes.len() >= 6 && bytes[4..6] != [elf::ELFCLASS64.0, elf::ELFDATA2LSB.0] {
@@ -172,15 +171,21 @@ fn check_elf(bytes: &[u8]) -> Result<Vec<String>, ImageError> {
     }
     let header = Header::parse(bytes).map_err(damaged)?;
     let endian = header.endian().map_err(damaged)?;
-    match header.e_machine(endian) {
-        elf::EM_CUDA => {}
-        elf::EM_AMDGPU => return Err(ImageError::Amd),
+    let (kind, table) = match header.e_machine(endian) {
+        elf::EM_CUDA => (ImageKind::Cubin, elf::SHT_SYMTAB),
+        elf::EM_AMDGPU => (ImageKind::CodeObject, elf::SHT_DYNSYM),
         number => {
             return Err(ImageError::OtherMachine { machine: machine(number), number: number.0 });
         }
-    }
+    };
     if header.e_type(endian) == elf::ET_REL {
-        return Err(ImageError::NotLinked);
+        return Err(match kind {
+            ImageKind::CodeObject => ImageError::NotLinked { gpus: "AMD GPUs", linker: "ld.lld" },
+            _ => ImageError::NotLinked {
+                gpus: "NVIDIA GPUs",
+                linker: "nvlink or clang-nvlink-wrapper",
+            },
+        });
     }
     for segment in header.program_headers(endian, bytes).map_err(damaged)? {
         if segment.data(endian, bytes).is_err() {
@@ -195,12 +200,13 @@ fn check_elf(bytes: &[u8]) -> Result<Vec<String>, ImageError> {
         section.data(endian, bytes).map_err(damaged)?;
         sections.section_name(endian, section).map_err(damaged)?;
     }
-    let symbols = sections.symbols(endian, bytes, elf::SHT_SYMTAB).map_err(damaged)?;
+    let symbols = sections.symbols(endian, bytes, table).map_err(damaged)?;
     let names = symbols.iter().map(|symbol| {
         let name = symbol.name(endian, symbols.strings()).map_err(damaged)?;
         Ok(String::from_utf8_lossy(name).into_owned())
     });
-    names.filter(|name| !name.as_ref().is_ok_and(String::is_empty)).collect()
+    let names = names.filter(|name| !name.as_ref().is_ok_and(String::is_empty));
+    Ok((kind, names.collect::<Result<_, _>>()?))
 }
 
 fn machine(number: elf::Machine) -> &'static str {

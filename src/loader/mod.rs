@@ -14,21 +14,31 @@
 //! # Ok::<(), hostcall::loader::LoaderError>(())
 //! ```
 
+#[cfg(feature = "cuda")]
 mod arguments;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod error;
 mod image;
 mod options;
+#[cfg(feature = "cuda")]
 mod program;
 mod ptx;
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "runs no programs then"))]
+mod signals;
+#[cfg(feature = "cuda")]
+mod summary;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
 
 pub use error::LoaderError;
+#[cfg(feature = "cuda")]
+pub use error::RuntimeError;
 pub use image::{Image, ImageError, ImageKind};
 pub use options::{Command, Files, HELP, Options, UsageError};
 
-use crate::backend::cuda::{CudaAllocator, device_count, device_name};
+use signals::Signals;
 
 /// The exit status for what goes wrong here, as opposed to in the program.
 pub const FAILED: i32 = 1;
@@ -36,12 +46,16 @@ pub const FAILED: i32 = 1;
 /// The program `hostcall-loader`: understands a command line, does it, and returns the exit status.
 ///
 /// The process should end with it and not wait for anything else: a program that is given up may
-/// still run on the device.
+/// still run on the device. While a program runs, SIGINT and SIGTERM end the process, as the
+/// [help](HELP) says.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> i32 {
     let done = Command::parse(arguments).map_err(LoaderError::from).and_then(|command| {
         match command {
-            Command::Run(options) => return run(&options),
-            Command::ListDevices => list_devices()?,
+            Command::Run(options) => {
+                let signals = Signals::catch().map_err(LoaderError::Signals)?;
+                return execute(&options, Some(&signals));
+            }
+            Command::ListDevices => return list_devices(),
             Command::Help => print(HELP)?,
             Command::Version => {
                 print(concat!("hostcall-loader ", env!("CARGO_PKG_VERSION"), "\n"))?;
@@ -60,18 +74,36 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> i32 {
 /// # Errors
 /// [`LoaderError`].
 pub fn run(options: &Options) -> Result<i32, LoaderError> {
-    let image = Image::read(&options.image)
-        .map_err(|source| LoaderError::Image { path: options.image.clone(), source })?;
-    let allocator = CudaAllocator::open(options.device)?;
-    program::run(options, &image, allocator.context())
+    execute(options, None)
 }
 
-fn list_devices() -> Result<(), LoaderError> {
-    for device in 0..device_count()? {
-        let allocator = CudaAllocator::open(device)?;
-        print(&format!("{device}: {}\n", device_name(allocator.context())?))?;
+fn execute(options: &Options, signals: Option<&Signals>) -> Result<i32, LoaderError> {
+    let image = Image::read(&options.image)
+        .map_err(|source| LoaderError::Image { path: options.image.clone(), source })?;
+    let path = options.image.clone();
+    match image.kind() {
+        #[cfg(feature = "cuda")]
+        ImageKind::Cubin | ImageKind::Ptx => cuda::run(options, &image, signals),
+        #[cfg(not(feature = "cuda"))]
+        ImageKind::Cubin | ImageKind::Ptx => {
+            let _ = signals;
+            Err(LoaderError::NotBuiltIn { path, gpus: "NVIDIA GPUs", feature: "cuda" })
+        }
+        ImageKind::CodeObject => Err(LoaderError::Amd { path }),
     }
-    Ok(())
+}
+
+/// Prints the devices, a line each, with the runtime that has them.
+fn list_devices() -> Result<i32, LoaderError> {
+    #[cfg(feature = "cuda")]
+    let cuda = cuda::devices();
+    #[cfg(not(feature = "cuda"))]
+    let cuda: Result<Vec<String>, _> = Err(LoaderError::NotListed { feature: "cuda" });
+    let devices = cuda?;
+    for (number, device) in devices.iter().enumerate() {
+        print(&format!("cuda {number}: {device}\n"))?;
+    }
+    Ok(0)
 }
 
 fn print(text: &str) -> Result<(), LoaderError> {

@@ -19,20 +19,24 @@ gets the arguments, this process's environment, standard streams, files and exit
 
   --threads N, --threads-x N, --threads-y N, --threads-z N   threads of a block (1)
   --blocks N, --blocks-x N, --blocks-y N, --blocks-z N       blocks of the grid (1)
-  --device N          the GPU, numbered from 0 (0)
+  --device N          the GPU, numbered as --list-devices does (the first that fits)
   --list-devices      print the GPUs and end
   --ports N           conversations at a time (as many as warps that can run)
   --pool SIZE         memory for malloc, taken before the start (64M)
-  --stack SIZE        stack of each thread (the driver's choice)
+  --stack SIZE        stack of each thread, on NVIDIA GPUs (the driver's choice)
   --abi NAME          LLVM release of the program: llvm17, llvm18 or llvm19 must be said
   --files none|read|all   which of this user's files the program may open (all)
+  --root FOLDER       of those, the ones in this folder alone; it is the root of their paths
   --no-system         refuse the program's `system`
   --timeout SECONDS   give up after this time
+  --stats             at the end, tell on standard error what was done
   -h, --help          print this and end
   -V, --version       print the version and end
 
 SIZE takes K, M or G. The exit status is the program's. What goes wrong here is one line on standard
 error and status 1: no GPU image, no driver, no kernel, a launch that fails, a fault, the time.
+SIGINT and SIGTERM write out the program's files and end with status 128 and their number; a second
+one ends at once.
 ";
 
 /// Which files the program may open.
@@ -59,22 +63,27 @@ pub struct Options {
     pub threads: [u32; 3],
     /// Blocks of the grid, by dimension.
     pub blocks: [u32; 3],
-    /// The device.
-    pub device: usize,
+    /// The device, numbered from 0 among those of the image's runtime; the first that can run the image
+    /// where `None`.
+    pub device: Option<usize>,
     /// Conversations at a time; as many as warps that can run where `None`.
     pub ports: Option<u32>,
     /// Bytes for `malloc`.
     pub pool: u64,
-    /// Bytes of each thread's stack.
+    /// Bytes of each thread's stack, where the runtime lets it be chosen.
     pub stack: Option<usize>,
     /// The program's interface, where the image does not tell.
     pub abi: Option<Abi>,
     /// Which files may be opened.
     pub files: Files,
+    /// The folder that they are in: they cannot be outside, and paths begin there.
+    pub root: Option<PathBuf>,
     /// Whether commands may be run.
     pub system: bool,
     /// How long the program may run.
     pub timeout: Option<Duration>,
+    /// Whether to tell on standard error, at the end, what was done.
+    pub stats: bool,
 }
 
 /// What a command line asks for.
@@ -117,14 +126,16 @@ impl Options {
             arguments: Vec::new(),
             threads: [1; 3],
             blocks: [1; 3],
-            device: 0,
+            device: None,
             ports: None,
             pool: 64 << 20,
             stack: None,
             abi: None,
             files: Files::default(),
+            root: None,
             system: true,
             timeout: None,
+            stats: false,
         }
     }
 }
@@ -154,7 +165,7 @@ impl Command {
                 Arg::Long("blocks" | "blocks-x") => options.blocks[0] = count(&mut parser)?,
                 Arg::Long("blocks-y") => options.blocks[1] = count(&mut parser)?,
                 Arg::Long("blocks-z") => options.blocks[2] = count(&mut parser)?,
-                Arg::Long("device") => options.device = parser.value()?.parse()?,
+                Arg::Long("device") => options.device = Some(parser.value()?.parse()?),
                 Arg::Long("ports") => options.ports = Some(count(&mut parser)?),
                 Arg::Long("pool") => options.pool = parser.value()?.parse_with(size)?,
                 Arg::Long("stack") => {
@@ -163,6 +174,8 @@ impl Command {
                 }
                 Arg::Long("abi") => options.abi = Some(parser.value()?.parse_with(abi)?),
                 Arg::Long("files") => options.files = parser.value()?.parse_with(files)?,
+                Arg::Long("root") => options.root = Some(parser.value()?.into()),
+                Arg::Long("stats") => options.stats = true,
                 Arg::Long("no-system") => options.system = false,
                 Arg::Long("timeout") => {
                     options.timeout = Some(parser.value()?.parse_with(seconds)?);

@@ -36,6 +36,20 @@ int main(int argc, char **argv, char **envp) {
   if (gpu_equal(verb, "hang"))
     for (;;)
       gpu_free(0);
+  if (gpu_equal(verb, "write")) {
+    /* A file that is not closed; then as another argument says. */
+    unsigned long file = argc > 2 ? gpu_open(argv[2], "w") : 0;
+    if (!file)
+      return 20;
+    if (gpu_write(file, "written\n") != 8)
+      return 21;
+    gpu_print("wrote\n");
+    while (argc > 3 && gpu_equal(argv[3], "hang"))
+      gpu_free(0);
+    return 0;
+  }
+  if (gpu_equal(verb, "system"))
+    return gpu_system(argv[2]) == 0 ? 0 : 30;
   if (gpu_equal(verb, "unknown"))
     return gpu_unknown() == 0 ? 5 : 6;
   if (gpu_equal(verb, "constructed"))

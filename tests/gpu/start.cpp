@@ -74,6 +74,34 @@ OUTLINE unsigned long gpu_read_line(char *line, unsigned long size) {
   return length ? length - 1 : 0; // with its NUL
 }
 
+OUTLINE unsigned long gpu_open(const char *path, const char *mode) {
+  hostcall::Port port(0x63000008);
+  port.send_stream(path, hostcall::detail::text_length(path) + 1);
+  port.send([&](Packet &packet) {
+    u64 word = 0; // modes are short
+    for (u32 at = 0; mode[at]; ++at)
+      word |= (u64)(unsigned char)mode[at] << 8 * at;
+    packet.set_word(0, word);
+  });
+  u64 file = 0;
+  port.recv([&](Packet &packet) { file = packet.word(0); });
+  return file;
+}
+OUTLINE unsigned long gpu_write(unsigned long file, const char *text) {
+  hostcall::Port port(0x63000004);
+  port.send([&](Packet &packet) { packet.set_word(0, file); });
+  port.send_stream(text, hostcall::detail::text_length(text));
+  u64 written = 0;
+  port.recv([&](Packet &packet) { written = packet.word(0); });
+  return written;
+}
+OUTLINE int gpu_system(const char *command) {
+  hostcall::Port port(0x6300001d);
+  port.send_stream(command, hostcall::detail::text_length(command) + 1);
+  u64 status = 0;
+  port.recv([&](Packet &packet) { status = packet.word(0); });
+  return (int)status;
+}
 OUTLINE void *gpu_malloc(unsigned long size) { return (void *)hostcall::call<u64>(0x6300000a, (u64)size); }
 OUTLINE void gpu_free(void *memory) { hostcall::notify(0x6300000b, (u64)memory); }
 OUTLINE void gpu_exit(int status) { hostcall::exit(status); }

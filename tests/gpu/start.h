@@ -13,6 +13,11 @@ unsigned long gpu_read_line(char *line, unsigned long size);
 /* Memory of the host's heap; null when it is empty. */
 void *gpu_malloc(unsigned long size);
 void gpu_free(void *memory);
+/* Opens a file, as fopen; 0 where that fails. Writes a string to it; returns the bytes written. */
+unsigned long gpu_open(const char *path, const char *mode);
+unsigned long gpu_write(unsigned long file, const char *text);
+/* What C's system returns. */
+int gpu_system(const char *command);
 /* End the program. */
 void gpu_exit(int status);
 void gpu_abort(void);

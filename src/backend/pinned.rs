@@ -1,23 +1,23 @@
-//! A block of pinned memory for the loader: what it tells a kernel, and what the kernel answers.
+//! A block of shared memory for the loader: what it tells a kernel, and what the kernel answers.
 
 use std::alloc::Layout;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-use super::{CudaAllocator, CudaError};
-use crate::backend::{Purpose, SharedBox};
+use super::{Purpose, SharedAllocator, SharedBox};
 
-/// Pinned memory, touched through atomics: kernels may write it at any time.
+/// Memory that the host and a device see, touched through atomics: kernels may write it at any time.
 #[derive(Debug)]
-pub(crate) struct Pinned(SharedBox<CudaAllocator>);
+pub(crate) struct Pinned<A: SharedAllocator>(SharedBox<A>);
 
-impl Pinned {
+impl<A: SharedAllocator> Pinned<A> {
     /// `size` bytes, all zero.
-    pub(crate) fn new(allocator: &Arc<CudaAllocator>, size: usize) -> Result<Self, CudaError> {
-        let align = 16;
-        let layout = Layout::from_size_align(size.max(1), align)
-            .map_err(|_| CudaError::OutOfMemory { bytes: size })?;
-        SharedBox::new(allocator.clone(), layout, Purpose::Heap).map(Pinned)
+    ///
+    /// # Panics
+    /// Where no memory has so many.
+    pub(crate) fn new(allocator: &Arc<A>, size: usize) -> Result<Self, A::Error> {
+        let layout = Layout::from_size_align(size.max(1), 16).expect("the size of what there is");
+        SharedBox::new(allocator.clone(), layout, Purpose::Packets).map(Pinned)
     }
 
     /// Where the device finds the byte at `offset`.
