@@ -1,0 +1,403 @@
+// A stand-in for the HSA runtime's library, for tests where no AMD GPU is: the functions that the backend loads, over
+// memory of this process. It exists to execute every line of the backend, failures included; it says nothing about real
+// devices. It is compiled against the runtime's own headers, so its signatures are the real ones.
+//
+//   c++ -std=c++17 -shared -fPIC -pthread fake_hsa.cpp -o libfake-hsa.so;  HOSTCALL_HSA_RUNTIME=/path/to/libfake-hsa.so
+//
+// There are a CPU and two GPUs: 0 has waves of 64, and fine-grained memory that the host reaches; 1 has waves of 32, and
+// none. Memory is filled with 0xa5, so that somebody must zero it. Code objects are any bytes that begin as an ELF file
+// does. Each has a kernel `add.kd`, whose arguments are the address of a u64 and a u64 to add to it; `fault.kd`, which has
+// none and fails; `forever.kd`, which has none and ends with its queue; and a variable `counter` of eight bytes.
+//
+// Functions of its own, for the test:
+//   fake_hsa_refuse(n)     counts calls from here on and refuses the n-th that can be refused; 0: none
+//   fake_hsa_calls()       how many there were since
+//   fake_hsa_outstanding() what was taken and not given back: memory, signals, queues, readers, executables, starts
+// Misuse (an unknown handle, a pointer freed twice, no access granted) ends the process with a line that says so.
+#include <hsa/amd_hsa_signal.h>
+#include <hsa/hsa.h>
+#include <hsa/hsa_ext_amd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+namespace {
+
+constexpr auto REFUSED = HSA_STATUS_ERROR_OUT_OF_RESOURCES;
+enum : uint64_t { CPU = 1, GPU0 = 2, GPU1 = 3, AGENTS = 3 };
+enum : uint64_t { HOST_POOL = 11, ARGUMENT_POOL = 12, COARSE_POOL = 20, NEAR_POOL = 30 }; // + agent for the last two
+constexpr uint64_t ADD = 101, FAULT = 102, FOREVER = 103, COUNTER = 104;
+
+std::recursive_mutex lock;
+std::condition_variable_any changed;
+uint64_t calls, refused, next_handle = 1000;
+std::map<void *, uint64_t> blocks; // and the agents that may touch each, as bits
+std::set<uint64_t> handles;
+std::map<uint64_t, int64_t> signals;
+int starts;
+
+struct Queue {
+  hsa_queue_t queue;
+  uint64_t written, read;
+  uint64_t doorbell;
+  bool failed, stop;
+  void (*callback)(hsa_status_t, hsa_queue_t *, void *);
+  void *data;
+  std::thread thread;
+};
+std::map<const hsa_queue_t *, Queue *> queues;
+std::map<uint64_t, uint64_t *> executables;
+
+[[noreturn]] void misuse(const char *what) {
+  std::fprintf(stderr, "fake HSA: %s\n", what);
+  std::abort();
+}
+using Guard = std::lock_guard<std::recursive_mutex>;
+bool refuse() { return ++calls == refused; }
+uint64_t fresh() {
+  handles.insert(++next_handle);
+  return next_handle;
+}
+void gone(uint64_t handle) {
+  if (!handles.erase(handle)) misuse("an unknown handle");
+}
+template <typename T> hsa_status_t give(void *to, T value) {
+  std::memcpy(to, &value, sizeof value);
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t text(void *to, const char *value) {
+  std::strcpy(static_cast<char *>(to), value);
+  return HSA_STATUS_SUCCESS;
+}
+
+// One packet on a queue's thread, which holds the lock.
+void run(Queue &queue, hsa_kernel_dispatch_packet_t &packet) {
+  if ((packet.header & 0xff) != HSA_PACKET_TYPE_KERNEL_DISPATCH) misuse("no kernel dispatch packet");
+  if (packet.setup != 3 || !packet.workgroup_size_x || packet.grid_size_x % packet.workgroup_size_x) misuse("a bad grid");
+  if (packet.kernel_object == FAULT) {
+    queue.failed = true;
+    queue.callback(HSA_STATUS_ERROR_EXCEPTION, &queue.queue, queue.data);
+    return;
+  }
+  if (packet.kernel_object == FOREVER) {
+    changed.wait(lock, [&] { return queue.stop; });
+    return;
+  }
+  if (packet.kernel_object != ADD) misuse("no such kernel");
+  if (!blocks.count(packet.kernarg_address)) misuse("arguments that were freed, or never allocated");
+  struct {
+    uint64_t *to, number;
+  } arguments;
+  std::memcpy(&arguments, packet.kernarg_address, sizeof arguments);
+  *arguments.to += arguments.number * packet.grid_size_x;
+  signals.at(packet.completion_signal.handle) -= 1;
+}
+
+void serve(Queue *queue) {
+  std::unique_lock<std::recursive_mutex> guard(lock);
+  for (;;) {
+    changed.wait(lock, [&] { return queue->stop || queue->read < queue->written; });
+    if (queue->stop) return;
+    auto &packet = static_cast<hsa_kernel_dispatch_packet_t *>(queue->queue.base_address)[queue->read % queue->queue.size];
+    uint16_t header = __atomic_load_n(&packet.header, __ATOMIC_ACQUIRE);
+    if ((header & 0xff) == HSA_PACKET_TYPE_INVALID || queue->failed) {
+      changed.wait(lock); // reserved, not yet written
+      continue;
+    }
+    run(*queue, packet);
+    packet.header = HSA_PACKET_TYPE_INVALID;
+    queue->read += 1;
+    changed.notify_all();
+  }
+}
+
+} // namespace
+
+extern "C" {
+
+void fake_hsa_refuse(uint64_t n) {
+  Guard guard(lock);
+  calls = 0, refused = n;
+}
+uint64_t fake_hsa_calls(void) { return calls; }
+uint64_t fake_hsa_outstanding(void) {
+  Guard guard(lock);
+  return blocks.size() + handles.size() + queues.size() + starts;
+}
+
+hsa_status_t hsa_init(void) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  starts += 1;
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_shut_down(void) {
+  Guard guard(lock);
+  if (starts-- < 1) misuse("shut down more often than started");
+  if (starts == 0 && (!blocks.empty() || !handles.empty() || !queues.empty())) misuse("shut down with things in use");
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_status_string(hsa_status_t status, const char **to) {
+  *to = status == REFUSED ? "refused by the stand-in" : status == HSA_STATUS_ERROR_EXCEPTION ? "a planned fault" : "other";
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_system_get_info(hsa_system_info_t attribute, void *to) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  if (attribute != HSA_SYSTEM_INFO_TIMESTAMP_FREQUENCY) misuse("an unknown attribute of the system");
+  return give<uint64_t>(to, 1000000000);
+}
+
+hsa_status_t hsa_iterate_agents(hsa_status_t (*callback)(hsa_agent_t, void *), void *data) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  for (uint64_t agent = 1; agent <= AGENTS; agent++)
+    if (auto status = callback({agent}, data)) return status;
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_agent_get_info(hsa_agent_t agent, hsa_agent_info_t attribute, void *to) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  bool first = agent.handle == GPU0;
+  switch (static_cast<uint32_t>(attribute)) {
+  case HSA_AGENT_INFO_DEVICE: return give<uint32_t>(to, agent.handle == CPU ? HSA_DEVICE_TYPE_CPU : HSA_DEVICE_TYPE_GPU);
+  case HSA_AGENT_INFO_NAME: return text(to, first ? "gfx90a" : "gfx1100");
+  case HSA_AMD_AGENT_INFO_PRODUCT_NAME: return text(to, first ? "Stand-in Instinct" : "");
+  case HSA_AMD_AGENT_INFO_COMPUTE_UNIT_COUNT: return give<uint32_t>(to, first ? 4 : 2);
+  case HSA_AMD_AGENT_INFO_MAX_WAVES_PER_CU: return give<uint32_t>(to, 8);
+  case HSA_AGENT_INFO_WAVEFRONT_SIZE: return give<uint32_t>(to, first ? 64 : 32);
+  case HSA_AGENT_INFO_QUEUE_MIN_SIZE: return give<uint32_t>(to, 2);
+  case HSA_AGENT_INFO_QUEUE_MAX_SIZE: return give<uint32_t>(to, 4);
+  default: misuse("an unknown attribute of an agent");
+  }
+}
+hsa_status_t hsa_agent_iterate_isas(hsa_agent_t agent, hsa_status_t (*callback)(hsa_isa_t, void *), void *data) {
+  Guard guard(lock);
+  return refuse() ? REFUSED : callback({agent.handle}, data);
+}
+hsa_status_t hsa_isa_get_info_alt(hsa_isa_t isa, hsa_isa_info_t attribute, void *to) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  const char *name = isa.handle == GPU0 ? "amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-" : "amdgcn-amd-amdhsa--gfx1100";
+  return attribute == HSA_ISA_INFO_NAME_LENGTH ? give<uint32_t>(to, std::strlen(name)) : text(to, name);
+}
+
+hsa_status_t hsa_amd_agent_iterate_memory_pools(hsa_agent_t agent, hsa_status_t (*callback)(hsa_amd_memory_pool_t, void *),
+                                                void *data) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  if (agent.handle == CPU) {
+    callback({ARGUMENT_POOL}, data);
+    return callback({HOST_POOL}, data);
+  }
+  if (agent.handle == GPU0) callback({NEAR_POOL + agent.handle}, data);
+  return callback({COARSE_POOL + agent.handle}, data);
+}
+hsa_status_t hsa_amd_memory_pool_get_info(hsa_amd_memory_pool_t pool, hsa_amd_memory_pool_info_t attribute, void *to) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  switch (attribute) {
+  case HSA_AMD_MEMORY_POOL_INFO_SEGMENT: return give<uint32_t>(to, HSA_AMD_SEGMENT_GLOBAL);
+  case HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED: return give<bool>(to, true);
+  case HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS: {
+    uint32_t fine = HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED;
+    if (pool.handle == ARGUMENT_POOL) fine |= HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT;
+    bool coarse = pool.handle > COARSE_POOL && pool.handle <= COARSE_POOL + AGENTS;
+    return give<uint32_t>(to, coarse ? HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED : fine);
+  }
+  default: misuse("an unknown attribute of a pool");
+  }
+}
+hsa_status_t hsa_amd_agent_memory_pool_get_info(hsa_agent_t, hsa_amd_memory_pool_t, hsa_amd_agent_memory_pool_info_t, void *to) {
+  Guard guard(lock);
+  return refuse() ? REFUSED : give<uint32_t>(to, HSA_AMD_MEMORY_POOL_ACCESS_DISALLOWED_BY_DEFAULT);
+}
+hsa_status_t hsa_amd_memory_pool_allocate(hsa_amd_memory_pool_t pool, size_t size, uint32_t, void **to) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  size_t pages = (size + 4095) / 4096 * 4096;
+  *to = std::aligned_alloc(4096, pages);
+  std::memset(*to, 0xa5, pages);
+  blocks[*to] = pool.handle < COARSE_POOL ? 1 << CPU : 1 << (pool.handle % 10);
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_amd_memory_pool_free(void *block) {
+  Guard guard(lock);
+  if (!blocks.erase(block)) misuse("a block that is none, or was freed");
+  std::free(block);
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_amd_agents_allow_access(uint32_t count, const hsa_agent_t *agents, const uint32_t *, const void *block) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  auto found = blocks.find(const_cast<void *>(block));
+  if (found == blocks.end()) misuse("access to no block");
+  while (count--) found->second |= 1 << agents[count].handle;
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_memory_copy(void *to, const void *from, size_t size) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  std::memmove(to, from, size);
+  return HSA_STATUS_SUCCESS;
+}
+
+hsa_status_t hsa_code_object_reader_create_from_memory(const void *bytes, size_t size, hsa_code_object_reader_t *reader) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  if (size < 4 || std::memcmp(bytes, "\x7f" "ELF", 4)) return HSA_STATUS_ERROR_INVALID_CODE_OBJECT;
+  reader->handle = fresh();
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_code_object_reader_destroy(hsa_code_object_reader_t reader) {
+  Guard guard(lock);
+  gone(reader.handle);
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_executable_create_alt(hsa_profile_t, hsa_default_float_rounding_mode_t, const char *, hsa_executable_t *to) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  to->handle = fresh();
+  executables[to->handle] = new uint64_t(0);
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_executable_destroy(hsa_executable_t executable) {
+  Guard guard(lock);
+  gone(executable.handle);
+  delete executables.at(executable.handle);
+  executables.erase(executable.handle);
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_executable_load_agent_code_object(hsa_executable_t, hsa_agent_t, hsa_code_object_reader_t reader, const char *,
+                                                   hsa_loaded_code_object_t *) {
+  Guard guard(lock);
+  if (!handles.count(reader.handle)) misuse("no such reader");
+  return refuse() ? REFUSED : HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_executable_freeze(hsa_executable_t, const char *) {
+  Guard guard(lock);
+  return refuse() ? REFUSED : HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_executable_get_symbol_by_name(hsa_executable_t executable, const char *name, const hsa_agent_t *,
+                                               hsa_executable_symbol_t *to) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  if (!executables.count(executable.handle)) misuse("no such executable");
+  const std::map<std::string, uint64_t> symbols = {{"add.kd", ADD}, {"fault.kd", FAULT}, {"forever.kd", FOREVER}, {"counter", COUNTER}};
+  auto found = symbols.find(name);
+  if (found == symbols.end()) return HSA_STATUS_ERROR_INVALID_SYMBOL_NAME;
+  to->handle = executable.handle * 1000 + found->second;
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_executable_symbol_get_info(hsa_executable_symbol_t symbol, hsa_executable_symbol_info_t attribute, void *to) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  uint64_t which = symbol.handle % 1000;
+  switch (attribute) {
+  case HSA_EXECUTABLE_SYMBOL_INFO_TYPE: return give<uint32_t>(to, which == COUNTER ? HSA_SYMBOL_KIND_VARIABLE : HSA_SYMBOL_KIND_KERNEL);
+  case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_OBJECT: return give<uint64_t>(to, which);
+  case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_SIZE: return give<uint32_t>(to, which == ADD ? 16 : 0);
+  case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_ALIGNMENT: return give<uint32_t>(to, 16);
+  case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_GROUP_SEGMENT_SIZE: return give<uint32_t>(to, 8);
+  case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_PRIVATE_SEGMENT_SIZE: return give<uint32_t>(to, 4);
+  case HSA_EXECUTABLE_SYMBOL_INFO_VARIABLE_ADDRESS:
+    return give<uint64_t>(to, reinterpret_cast<uint64_t>(executables.at(symbol.handle / 1000)));
+  case HSA_EXECUTABLE_SYMBOL_INFO_VARIABLE_SIZE: return give<uint32_t>(to, 8);
+  default: misuse("an unknown attribute of a symbol");
+  }
+}
+
+hsa_status_t hsa_queue_create(hsa_agent_t, uint32_t size, hsa_queue_type32_t type,
+                              void (*callback)(hsa_status_t, hsa_queue_t *, void *), void *data, uint32_t, uint32_t,
+                              hsa_queue_t **to) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  if (size & (size - 1)) misuse("a queue's size is a power of two");
+  auto *queue = new Queue{};
+  queue->queue.type = type;
+  queue->queue.size = size;
+  queue->queue.base_address = std::aligned_alloc(64, 64 * size);
+  for (uint32_t at = 0; at < size; at++)
+    static_cast<hsa_kernel_dispatch_packet_t *>(queue->queue.base_address)[at].header = HSA_PACKET_TYPE_INVALID;
+  queue->doorbell = fresh();
+  signals[queue->doorbell] = -1;
+  queue->queue.doorbell_signal.handle = queue->doorbell;
+  queue->callback = callback, queue->data = data;
+  queue->thread = std::thread(serve, queue);
+  queues[&queue->queue] = queue;
+  *to = &queue->queue;
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_queue_destroy(hsa_queue_t *handle) {
+  Queue *queue;
+  {
+    Guard guard(lock);
+    if (!queues.count(handle)) misuse("no such queue");
+    queue = queues.at(handle);
+    queue->stop = true;
+    changed.notify_all();
+  }
+  queue->thread.join();
+  Guard guard(lock);
+  gone(queue->doorbell);
+  signals.erase(queue->doorbell);
+  queues.erase(handle);
+  std::free(queue->queue.base_address);
+  delete queue;
+  return HSA_STATUS_SUCCESS;
+}
+uint64_t hsa_queue_load_read_index_scacquire(const hsa_queue_t *queue) {
+  Guard guard(lock);
+  return queues.at(queue)->read;
+}
+uint64_t hsa_queue_load_write_index_relaxed(const hsa_queue_t *queue) {
+  Guard guard(lock);
+  return queues.at(queue)->written;
+}
+uint64_t hsa_queue_add_write_index_scacq_screl(const hsa_queue_t *queue, uint64_t value) {
+  Guard guard(lock);
+  auto before = queues.at(queue)->written;
+  queues.at(queue)->written += value;
+  return before;
+}
+
+hsa_status_t hsa_signal_create(hsa_signal_value_t initial, uint32_t, const hsa_agent_t *, hsa_signal_t *to) {
+  Guard guard(lock);
+  if (refuse()) return REFUSED;
+  to->handle = fresh();
+  signals[to->handle] = initial;
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_signal_destroy(hsa_signal_t signal) {
+  Guard guard(lock);
+  gone(signal.handle);
+  signals.erase(signal.handle);
+  return HSA_STATUS_SUCCESS;
+}
+void hsa_signal_store_screlease(hsa_signal_t signal, hsa_signal_value_t value) {
+  Guard guard(lock);
+  signals.at(signal.handle) = value;
+  changed.notify_all();
+}
+hsa_signal_value_t hsa_signal_wait_scacquire(hsa_signal_t signal, hsa_signal_condition_t condition, hsa_signal_value_t value,
+                                             uint64_t timeout, hsa_wait_state_t) {
+  std::unique_lock<std::recursive_mutex> guard(lock);
+  if (condition != HSA_SIGNAL_CONDITION_LT) misuse("a condition that nobody waits for");
+  changed.wait_for(guard, std::chrono::nanoseconds(timeout), [&] { return signals.at(signal.handle) < value; });
+  return signals.at(signal.handle);
+}
+uint32_t hsa_amd_signal_wait_any(uint32_t, hsa_signal_t *, hsa_signal_condition_t *, hsa_signal_value_t *, uint64_t,
+                                 hsa_wait_state_t, hsa_signal_value_t *) {
+  misuse("nobody waits for several signals yet");
+}
+
+} // extern "C"
