@@ -1,7 +1,10 @@
-//! The HSA backend where there is no AMD device: its declarations against the real header, and what
-//! it says when the runtime or the device is missing.
+//! The HSA backend where there is no AMD device: its declarations against the real header, what it says
+//! when the runtime or the device is missing, and all else over a stand-in.
 #![cfg(all(unix, not(hostcall_loom)))]
 #![allow(unsafe_code)]
+
+#[path = "hsa/stand_in.rs"]
+mod stand_in;
 
 use std::env;
 use std::io::Write;

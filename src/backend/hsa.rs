@@ -22,8 +22,11 @@
 //! # What has been tried
 //!
 //! Its declarations agree with the runtime's headers, and the real runtime on a machine without a
-//! device is refused with its reason; tests hold both. What comes after the start of the runtime has
-//! been compiled only: neither a stand-in nor AMD hardware has run it yet.
+//! device is refused with its reason. Everything behind the runtime's start has run over a stand-in that
+//! exports the same functions over host memory, with each call refused in turn. **AMD hardware has not run
+//! it yet.** The first to have some: run the example `hsa_hello`; a server's calls from a kernel; a
+//! kernel that faults (does the queue's callback get it, or does the runtime end the process?); flags in device
+//! memory (does the device see the host's stores at once?); and a server under load for an hour.
 //!
 //! # Where memory lies
 //!

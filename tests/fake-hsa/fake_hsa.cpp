@@ -212,7 +212,7 @@ hsa_status_t hsa_amd_memory_pool_get_info(hsa_amd_memory_pool_t pool, hsa_amd_me
     uint32_t fine = HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED;
     if (pool.handle == ARGUMENT_POOL) fine |= HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT;
     bool coarse = pool.handle > COARSE_POOL && pool.handle <= COARSE_POOL + AGENTS;
-    return give<uint32_t>(to, coarse ? HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED : fine);
+    return give<uint32_t>(to, coarse ? uint32_t{HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED} : fine);
   }
   default: misuse("an unknown attribute of a pool");
   }

@@ -1,0 +1,239 @@
+//! The HSA backend over the stand-in runtime of `tests/fake-hsa`: every line of it, and each call refused.
+//! It says nothing about real devices.
+
+use std::env;
+use std::error::Error;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use hostcall::backend::hsa::{DeviceMemory, Executable, HsaAllocator, HsaError, Queue, devices};
+use hostcall::{LaneMask, Opcode, Registry, Server};
+use libloading::Library;
+
+const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
+/// All that the stand-in looks at.
+const CODE_OBJECT: &[u8] = b"\x7fELF";
+const SOON: Duration = Duration::from_secs(20);
+
+/// The stand-in's own functions.
+struct Control(Library);
+
+impl Control {
+    /// Finds them in the library that the backend loads, too.
+    fn new() -> Self {
+        let name =
+            env::var_os("HOSTCALL_HSA_RUNTIME").expect("run by the_stand_in_runs_everything");
+        // SAFETY: the stand-in has no initialisers that could do harm.
+        Control(unsafe { Library::new(name) }.expect("the stand-in"))
+    }
+
+    /// Refuses the n-th call from here on, of those that can be.
+    fn refuse(&self, n: u64) {
+        // SAFETY: the function's signature.
+        unsafe { self.0.get::<unsafe extern "C" fn(u64)>(b"fake_hsa_refuse").expect("it")(n) }
+    }
+
+    fn number(&self, function: &[u8]) -> u64 {
+        // SAFETY: the signature of both functions that are asked for.
+        unsafe { self.0.get::<unsafe extern "C" fn() -> u64>(function).expect("it")() }
+    }
+
+    /// Calls since the last `refuse`.
+    fn calls(&self) -> u64 {
+        self.number(b"fake_hsa_calls")
+    }
+
+    /// What was taken and not given back.
+    fn outstanding(&self) -> u64 {
+        self.number(b"fake_hsa_outstanding")
+    }
+}
+
+/// Compiles the stand-in and runs the tests below over it, in a process of its own: which library is
+/// the runtime is decided once for a process.
+#[test]
+fn the_stand_in_runs_everything() {
+    if !Path::new("/usr/include/hsa/hsa.h").exists() {
+        assert!(env::var_os("HOSTCALL_REQUIRE_HSA_HEADER").is_none(), "no hsa/hsa.h");
+        eprintln!("skipped: no hsa/hsa.h; Debian has it in libhsa-runtime-dev");
+        return;
+    }
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libfake-hsa.so");
+    let compiled = Command::new("g++")
+        .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o"])
+        .arg(&library)
+        .arg(format!("{MANIFEST}/tests/fake-hsa/fake_hsa.cpp"))
+        .status()
+        .expect("g++");
+    assert!(compiled.success());
+    let output = Command::new(env::current_exe().expect("this"))
+        .args(["--ignored", "--test-threads=1", "stand_in::over_it"])
+        .env("HOSTCALL_HSA_RUNTIME", library)
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("4 passed"), "{text}{said}");
+}
+
+/// From the first call to the last: what a program does that runs a kernel.
+fn flow() -> Result<(), Box<dyn Error>> {
+    let names: Vec<_> = devices()?.into_iter().map(|device| device.name).collect();
+    assert_eq!(names, ["Stand-in Instinct", "gfx1100"]);
+    for (device, lanes) in [(0, 64), (1, 32)] {
+        let allocator = HsaAllocator::open(device)?;
+        let agent = allocator.agent().clone();
+        assert_eq!(agent.wavefront_size, lanes);
+        assert!(agent.isas[0].starts_with("amdgcn-amd-amdhsa--gfx"), "{agent:?}");
+
+        let heap = DeviceMemory::new(&allocator, 1 << 16)?;
+        assert_eq!(heap.len(), 1 << 16);
+        let executable = Executable::load(&allocator, CODE_OBJECT)?;
+        let (kernel, counter) = (executable.kernel("add.kd")?, executable.variable("counter")?);
+        let (kernel, counter) = (kernel.expect("it"), counter.expect("it"));
+        assert_eq!((kernel.kernarg_size, kernel.kernarg_align), (16, 16));
+        assert_eq!((kernel.group_size, kernel.private_size), (8, 4));
+        executable.write(&counter, &5u64.to_le_bytes())?;
+        let mut arguments = [counter.address(), 3].map(u64::to_le_bytes).concat();
+        arguments.resize(64, 0);
+
+        let queue = Queue::new(&allocator)?;
+        // SAFETY: the executable outlives the queue; the kernel writes the variable alone.
+        let mut kernel = unsafe { queue.dispatch(&kernel, [2, 1, 1], [4, 1, 1], &arguments, 16) }?;
+        assert!(kernel.wait(SOON)?);
+        assert!(kernel.wait(Duration::ZERO)?, "it stays ended");
+        assert_eq!(executable.read(&counter, 8)?, (5u64 + 3 * 8).to_le_bytes());
+
+        let registry = Registry::new();
+        registry.unary(Opcode::new(b'x', 1), |_, number: u64| number + 1)?;
+        let builder = Server::builder(allocator).registry(&registry).lanes(lanes);
+        let server = builder.ports(agent.max_waves).build()?;
+        let client = server.client();
+        let port = client.try_open(Opcode::new(b'x', 1), LaneMask::lane(3))?.expect("a port");
+        let mut port = port.send(|lane| lane.set_word(0, 41));
+        server.poll()?;
+        let mut reply = 0;
+        assert!(port.try_recv(|lane| reply = lane.word(0)).is_ready());
+        assert_eq!(reply, 42);
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "run by the_stand_in_runs_everything"]
+fn over_it_each_call_may_fail_and_nothing_is_kept() {
+    let control = Control::new();
+    control.refuse(0);
+    flow().expect("nothing is refused");
+    assert_eq!(control.outstanding(), 0);
+    let calls = control.calls();
+    assert!(calls > 50, "{calls}");
+    for n in 1..=calls {
+        control.refuse(n);
+        let error = flow().expect_err("a call was refused");
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(next) = cause {
+            text = format!("{text}: {next}");
+            cause = next.source();
+        }
+        assert!(
+            text.contains("refused by the stand-in") || text.contains("cannot allocate"),
+            "call {n}: {text}"
+        );
+        drop(error);
+        assert_eq!(control.outstanding(), 0, "call {n}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "run by the_stand_in_runs_everything"]
+fn over_it_misuse_is_an_error() -> Result<(), HsaError> {
+    let allocator = HsaAllocator::open(0)?;
+    assert_eq!(
+        HsaAllocator::open(7).map(|_| ()),
+        Err(HsaError::NoSuchDevice { ordinal: 7, devices: 2 })
+    );
+    let text = Executable::load(&allocator, b"text").map(|_| ());
+    assert!(
+        matches!(&text, Err(HsaError::Runtime { call, .. }) if call.contains("reader_create")),
+        "{text:?}"
+    );
+
+    let executable = Executable::load(&allocator, CODE_OBJECT)?;
+    let other = Executable::load(&allocator, CODE_OBJECT)?;
+    assert_eq!(executable.kernel("sub.kd")?, None);
+    assert_eq!(executable.variable("a\0b")?, None);
+    let wrong = |name: &str, wanted| HsaError::WrongSymbol { name: name.to_owned(), wanted };
+    assert_eq!(executable.kernel("counter"), Err(wrong("counter", "a kernel")));
+    assert_eq!(executable.variable("add.kd"), Err(wrong("add.kd", "a variable")));
+    let counter = executable.variable("counter")?.expect("it");
+    assert_eq!(other.write(&counter, &[1]), Err(HsaError::WrongVariable));
+    assert_eq!(executable.read(&counter, 9), Err(HsaError::Bounds { size: 8, bytes: 9 }));
+    assert_eq!(executable.write(&counter, &[0; 9]), Err(HsaError::Bounds { size: 8, bytes: 9 }));
+
+    let (add, queue) = (executable.kernel("add.kd")?.expect("it"), Queue::new(&allocator)?);
+    let start = |blocks, threads, bytes: usize, group| {
+        // SAFETY: none of these starts.
+        unsafe { queue.dispatch(&add, blocks, threads, &vec![0; bytes], group) }.map(|_| ())
+    };
+    for (blocks, threads) in [
+        ([0, 1, 1], [1; 3]),
+        ([1; 3], [1, 0, 1]),
+        ([1; 3], [1, 1, 65536]),
+        ([1 << 20, 1, 1], [4096, 1, 1]),
+    ] {
+        assert_eq!(start(blocks, threads, 16, 0), Err(HsaError::Grid { blocks, threads }));
+    }
+    assert_eq!(start([1; 3], [1; 3], 8, 0), Err(HsaError::Arguments { given: 8, needed: 16 }));
+    let group = HsaError::GroupMemory { kernel: 8, dynamic: u32::MAX };
+    assert_eq!(start([1; 3], [1; 3], 16, u32::MAX), Err(group));
+    assert!(format!("{queue:?} {allocator:?}").contains("Stand-in"));
+    Ok(())
+}
+
+#[test]
+#[ignore = "run by the_stand_in_runs_everything"]
+fn over_it_a_fault_ends_the_wait_and_the_queue() -> Result<(), HsaError> {
+    let allocator = HsaAllocator::open(0)?;
+    let executable = Executable::load(&allocator, CODE_OBJECT)?;
+    let kernel = executable.kernel("fault.kd")?.expect("it");
+    let queue = Queue::new(&allocator)?;
+    // SAFETY: it has no arguments and writes nothing.
+    let start = || unsafe { queue.dispatch(&kernel, [1; 3], [1; 3], &[], 0) };
+    let error = start()?.wait(SOON).expect_err("it faults");
+    assert!(error.to_string().contains("a planned fault"), "{error}");
+    assert_eq!(start().map(|_| ()), Err(error.clone()));
+    assert_eq!(queue.error(), Err(error));
+    Ok(())
+}
+
+#[test]
+#[ignore = "run by the_stand_in_runs_everything"]
+fn over_it_kernels_left_behind_keep_what_they_use() -> Result<(), HsaError> {
+    let control = Control::new();
+    {
+        let allocator = HsaAllocator::open(0)?;
+        let executable = Executable::load(&allocator, CODE_OBJECT)?;
+        let kernels = (executable.kernel("forever.kd")?, executable.kernel("add.kd")?);
+        let (forever, add) = (kernels.0.expect("it"), kernels.1.expect("it"));
+        let queue = Queue::new(&allocator)?;
+        // SAFETY: it has no arguments and writes nothing.
+        let mut first = unsafe { queue.dispatch(&forever, [1; 3], [1; 3], &[], 0) }?;
+        assert!(!first.wait(Duration::from_millis(25))?);
+        drop(first);
+        let before = control.outstanding();
+        for _ in 0..3 {
+            // SAFETY: it never starts, for the first one does not end.
+            drop(unsafe { queue.dispatch(&add, [1; 3], [1; 3], &[0; 16], 0) }?);
+        }
+        assert_eq!(control.outstanding(), before + 2 * 3, "a signal and the arguments of each");
+        // SAFETY: there is no room.
+        let full = unsafe { queue.dispatch(&add, [1; 3], [1; 3], &[0; 16], 0) }.map(|_| ());
+        assert_eq!(full, Err(HsaError::QueueFull { packets: 4 }));
+        assert_eq!(control.outstanding(), before + 2 * 3, "and nothing of the refused one");
+    }
+    assert_eq!(control.outstanding(), 0);
+    Ok(())
+}
