@@ -56,6 +56,7 @@
 //! - `cuda`: memory, client images and launches of CUDA devices, in the module `cuda`.
 //! - `hsa`: memory, code objects and queues of AMD devices, in the module `backend::hsa`.
 //! - `loader`: the program `hostcall-loader`, which runs GPU programs as if they were local ones.
+//! - `capi`: the interface for C and C++ host programs, in the module `capi`.
 //! - `std`: the server without those. Without it, [`protocol`] and [`client`] remain, for devices.
 #![cfg_attr(not(feature = "std"), no_std)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -90,6 +91,8 @@ mod host {
 pub mod backend;
 #[cfg(all(feature = "std", not(hostcall_loom)))]
 mod call;
+#[cfg(all(feature = "capi", unix, not(hostcall_loom)))]
+pub mod capi;
 #[cfg(all(feature = "std", not(hostcall_loom)))]
 mod clock;
 #[cfg(all(feature = "cuda", not(hostcall_loom)))]
