@@ -1,4 +1,4 @@
-//! The interface for C and C++ host programs: `include/hostcall.h`.
+//! The interface for C and C++ host programs: `src/capi/hostcall_rpc.h`.
 //!
 //! A static and a shared library with these functions come from
 //!
@@ -18,9 +18,9 @@
 //!
 //! Every function returns a status, or null, for whatever it is given: null pointers, handles of what is gone,
 //! functions that return null. [`rpc_last_error`] has the text. Handles are numbers and never addresses.
-//! A callback that panics fails its conversation. A C++ exception must not leave a callback: the header has
-//! `hostcall::callback` and its like, which turn it into a failed conversation; one that gets
-//! out all the same ends the process with a message, as leaving `noexcept` does.
+//! A callback that panics fails its conversation. A C++ exception must not leave a function that this library calls: the header's
+//! `hostcall::callback` and `hostcall::recv` catch it and fail the conversation. One that gets out all the
+//! same ends the process with a message, as leaving a `noexcept` function does.
 //!
 //! Memory that callbacks allocate must be visible to the device under the host's address (unified
 //! addressing), as in the original.

@@ -20,7 +20,8 @@ use super::status::{
 };
 
 /// The most lanes that a warp has: the length of arrays with something for each lane.
-pub const RPC_MAXIMUM_LANES: u32 = LaneWidth::MAX;
+pub const RPC_MAXIMUM_LANES: u32 = 64;
+const _: () = assert!(RPC_MAXIMUM_LANES == LaneWidth::MAX);
 
 /// A conversation, for as long as its callback runs.
 #[repr(C)]
