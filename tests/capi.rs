@@ -104,7 +104,9 @@ fn the_header_is_the_sources() {
     let mut source = String::new();
     for file in ["status", "device", "port", "original"] {
         let text = fs::read_to_string(folder.join(file).with_extension("rs")).expect("a file");
-        writeln!(source, "{text}").expect("a String takes all");
+        for line in text.lines().filter(|line| !line.starts_with("//!")) {
+            writeln!(source, "{line}").expect("a String takes all");
+        }
     }
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("capi.rs");
     fs::write(&file, source).expect("it can be written");
