@@ -264,10 +264,11 @@ impl Call {
         let mut resumed = Resumed { slot: &mut slot, seen: &self.core.seen, port };
         let done = step(&mut resumed.port);
         drop(resumed);
-        // Under the slot's lock: whoever sees the mailbox flip after this finds the waker.
-        if done.is_pending()
-            && !slot.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker()))
-        {
+        // Under the slot's lock: whoever sees the mailbox flip after this finds the waker. Without one
+        // the handler asks for nothing.
+        if done.is_ready() {
+            slot.waker = None;
+        } else if !slot.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
             slot.waker = Some(context.waker().clone());
         }
         done.map(Ok)

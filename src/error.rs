@@ -127,7 +127,8 @@ pub enum Cause {
         on: WaitingFor,
     },
     /// The client had finished and another opened the port, but the handler was not done: it waited
-    /// for a packet that nobody meant to send, or it worked on after its last reply.
+    /// for a packet that nobody meant to send. One that only works on after its last reply is cancelled,
+    /// and its conversation has gone well.
     #[error("the handler went on after its client had finished")]
     ReadTooMuch,
     /// The client sent another packet after the handler had finished.

@@ -268,8 +268,10 @@ impl Shard {
                 }
                 return 0;
             }
+            // A handler that asks for nothing more had given its last reply and was about to return.
+            let asks = slot.waker.is_some();
             drop(slot);
-            self.end(pass, index, Err(Cause::ReadTooMuch));
+            self.end(pass, index, if asks { Err(Cause::ReadTooMuch) } else { Ok(()) });
         }
         let entry = &mut self.entries[index as usize];
         match Incoming::find(&pass.channel, port, entry.out) {

@@ -386,6 +386,31 @@ fn a_handler_that_reads_too_much_meets_the_ports_next_client_which_is_served() {
 }
 
 #[test]
+fn a_handler_that_has_not_returned_from_its_last_reply_has_done_well() {
+    let gate = Gate::default();
+    let opened = gate.clone();
+    let registry = conversation(move |mut call| {
+        let gate = opened.clone();
+        async move {
+            call.recv(|lane| lane.set_word(0, lane.word(0) + 1)).await?;
+            call.send(|_| ()).await?;
+            gate.wait().await;
+            Ok(())
+        }
+    });
+    let (server, errors) = failing_of(&registry, |builder| builder.ports(1));
+    let mut replies = Vec::new();
+    for number in 0..3u64 {
+        play(&server, server.client().call_async(A, ONE, |_| number, |_, r: u64| replies.push(r)))
+            .unwrap();
+    }
+    assert_eq!(replies, [1, 2, 3]);
+    assert_eq!(errors.len(), 0);
+    assert_eq!((server.stats().completed, server.stats().read_too_much), (2, 0));
+    assert_it_goes_on(&server);
+}
+
+#[test]
 fn a_call_of_an_opcode_nobody_knows() {
     let (server, errors) = failing_of(&Registry::new(), |builder| builder);
     let mut read = 0;
