@@ -57,6 +57,7 @@ void stop(rpc_port_t port, void *device) {
 } // namespace
 
 int main() {
+  std::setvbuf(stdout, nullptr, _IONBF, 0); // the device prints there too
   rpc_device_t device;
   auto take = [](uint64_t size, void *) { return std::malloc(size); };
   auto give_back = [](void *memory, uint64_t, void *) { std::free(memory); };
@@ -114,6 +115,5 @@ int main() {
   CHECK(rpc_server_shutdown(device) == RPC_STATUS_SUCCESS);
   CHECK(failed == 2);
   std::printf("%d callbacks failed, and nothing else\n", failed.load());
-  std::fflush(stdout);
   std::_Exit(0); // the port above is open and its server gone: nothing may close it
 }
