@@ -9,6 +9,11 @@ pub const HEADER: &str = include_str!("../device/hostcall.h");
 /// The name of the client object that [`HEADER`] defines.
 pub const CLIENT_SYMBOL: &str = "__hostcall_client";
 
+/// The names that client objects have: LLVM 20 and newer, LLVM 17 to 19 (a pointer), and [`HEADER`] on
+/// either wire.
+pub const CLIENT_SYMBOLS: [&str; 4] =
+    ["__llvm_rpc_client", "__llvm_libc_rpc_client", CLIENT_SYMBOL, FAST_CLIENT_SYMBOL];
+
 /// The name of the client object for the crate's own wire, which [`HEADER`] defines where
 /// `HOSTCALL_FAST` is 1. It wants a server of [`Abi::Hostcall`](crate::Abi::Hostcall).
 pub const FAST_CLIENT_SYMBOL: &str = "__hostcall_fast_client";

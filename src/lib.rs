@@ -102,7 +102,7 @@ pub mod device;
 mod error;
 #[cfg(all(feature = "std", not(hostcall_loom)))]
 mod handler;
-#[cfg(all(feature = "cuda", not(hostcall_loom)))]
+#[cfg(all(any(feature = "cuda", all(feature = "hsa", feature = "loader")), not(hostcall_loom)))]
 pub mod launch;
 #[cfg(all(feature = "std", unix, not(hostcall_loom)))]
 pub mod libc;

@@ -31,10 +31,10 @@ pub mod cuda;
 pub mod host;
 #[cfg(feature = "hsa")]
 pub mod hsa;
-#[cfg(all(feature = "loader", feature = "cuda"))]
+#[cfg(all(feature = "loader", any(feature = "cuda", feature = "hsa")))]
 mod pinned;
 
-#[cfg(all(feature = "loader", feature = "cuda"))]
+#[cfg(all(feature = "loader", any(feature = "cuda", feature = "hsa")))]
 pub(crate) use pinned::Pinned;
 
 /// An address in the device's view of memory. Never dereferenced by the host.

@@ -7,15 +7,10 @@ use cudarc::driver::CudaStream;
 
 use crate::backend::SharedAllocator;
 use crate::backend::cuda::{CudaError, Global, Globals};
-use crate::device::{CLIENT_SYMBOL, FAST_CLIENT_SYMBOL};
+use crate::device::CLIENT_SYMBOLS;
 use crate::protocol::abi::UnknownSymbol;
 use crate::protocol::{Abi, SymbolKind};
 use crate::server::Server;
-
-/// The names that client objects have: LLVM 20 and newer, LLVM 17 to 19 (a pointer), and
-/// [`device::HEADER`](crate::device::HEADER) on either wire.
-pub const SYMBOLS: [&str; 4] =
-    ["__llvm_rpc_client", "__llvm_libc_rpc_client", CLIENT_SYMBOL, FAST_CLIENT_SYMBOL];
 
 /// Why a client was not published.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,7 +20,7 @@ pub enum PublishError {
     #[error(
         "the module has no client object: none of {} is in it; it makes no host calls, or its \
          symbols are not visible (compile with -rdc=true)",
-        SYMBOLS.join(", ")
+        CLIENT_SYMBOLS.join(", ")
     )]
     NoClient,
     /// The module has several client objects, and each needs a server of its own.
@@ -99,12 +94,12 @@ pub struct DeviceClient<'m> {
 }
 
 impl<'m> DeviceClient<'m> {
-    /// Finds it under one of the known [names](SYMBOLS).
+    /// Finds it under one of the known [names](crate::device::CLIENT_SYMBOLS).
     ///
     /// # Errors
     /// [`PublishError::NoClient`], [`PublishError::Several`], or what the driver says.
     pub fn find(module: &'m impl Globals, stream: &Arc<CudaStream>) -> Result<Self, PublishError> {
-        Self::find_among(&SYMBOLS, module, stream)?.ok_or(PublishError::NoClient)
+        Self::find_among(&CLIENT_SYMBOLS, module, stream)?.ok_or(PublishError::NoClient)
     }
 
     fn find_among(
@@ -219,7 +214,7 @@ pub fn publish<A: SharedAllocator + 'static>(
     stream: &Arc<CudaStream>,
     server: &Server<A>,
 ) -> Result<(), PublishError> {
-    let (llvm, own) = SYMBOLS.split_at(3);
+    let (llvm, own) = CLIENT_SYMBOLS.split_at(3);
     let symbols = if server.layout().abi() == Abi::Hostcall { own } else { llvm };
     let client = match DeviceClient::find_among(symbols, module, stream)? {
         Some(client) => client,

@@ -71,8 +71,14 @@ impl Heap {
             0 => block.device().0,
             _ => block.device().0.next_multiple_of(SLAB),
         };
-        let free = BTreeMap::from([(start, size)]);
-        Ok(Self::new(Pool { free, _block: block }))
+        Ok(Self::of(start, size, block))
+    }
+
+    /// A heap of the `size` bytes at a device address, for memory that the host does not reach. `owner`
+    /// is dropped with the heap. Slabs of 2 MiB fit where the memory has their boundaries.
+    pub fn of(address: u64, size: u64, owner: impl Send + 'static) -> Self {
+        let free = BTreeMap::from([(address, size)]);
+        Self::new(Pool { free, _owner: Box::new(owner) })
     }
 
     /// A heap that asks the allocator for every allocation, `cap` bytes at most.
@@ -137,13 +143,13 @@ fn layout(size: u64) -> Layout {
 }
 
 /// First fit in one block, neighbours joined when they are given back.
-struct Pool<A: SharedAllocator> {
+struct Pool {
     /// Size of each free piece by its device address.
     free: BTreeMap<u64, u64>,
-    _block: SharedBox<A>,
+    _owner: Box<dyn Send>,
 }
 
-impl<A: SharedAllocator> Source for Pool<A> {
+impl Source for Pool {
     fn take(&mut self, size: u64, align: u64) -> Option<u64> {
         let (start, length, address) = self.free.iter().find_map(|(&start, &length)| {
             let address = start.checked_next_multiple_of(align)?;

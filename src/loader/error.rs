@@ -6,7 +6,9 @@ use std::path::PathBuf;
 
 #[cfg(feature = "cuda")]
 use crate::backend::cuda::{CudaError, LoadError};
-#[cfg(feature = "cuda")]
+#[cfg(feature = "hsa")]
+use crate::backend::hsa::HsaError;
+#[cfg(any(feature = "cuda", feature = "hsa"))]
 use crate::launch::LaunchError;
 use crate::protocol::LayoutError;
 
@@ -31,7 +33,7 @@ pub enum LoaderError {
     /// A good image, for a runtime that this build has not.
     #[error(
         "{} is for {gpus}, and this hostcall-loader was built without `{feature}`: cargo install \
-         hostcall --features loader,cuda", .path.display()
+         hostcall --features loader,{feature}", .path.display()
     )]
     NotBuiltIn {
         /// The image.
@@ -41,23 +43,54 @@ pub enum LoaderError {
         /// The feature of this crate that runs it.
         feature: &'static str,
     },
-    /// A good image for AMD GPUs, which are not run yet.
-    #[error("{} is for AMD GPUs, and this hostcall-loader runs NVIDIA images only", .path.display())]
-    Amd {
+    /// No runtime is built in, so there are no devices to list.
+    #[error(
+        "this hostcall-loader was built without a runtime: cargo install hostcall --features \
+         loader,cuda,hsa"
+    )]
+    NoRuntime,
+    /// A good image, for another GPU than those that are here.
+    #[error("{} is for {processor}, and here are: {there}; compile it for one of them", .path.display())]
+    OtherGpu {
         /// The image.
         path: PathBuf,
+        /// What it is for.
+        processor: String,
+        /// The instruction sets that there are.
+        there: String,
     },
-    /// A runtime that this build has not, whose devices were to be listed.
+    /// Kernels for waves of different width, which one server cannot serve.
     #[error(
-        "{feature}: this hostcall-loader was built without it: cargo install hostcall --features \
-         loader,cuda"
+        "{} has kernels for waves of {} and of {} lanes: compile all of it with -mwavefrontsize64 \
+         or all without", .path.display(), .lanes[0], .lanes[1]
     )]
-    NotListed {
-        /// The feature.
-        feature: &'static str,
+    Lanes {
+        /// The image.
+        path: PathBuf,
+        /// Both widths.
+        lanes: [u32; 2],
+    },
+    /// More threads in a block than the program was compiled for.
+    #[error(
+        "a block of {threads} threads, and the program was compiled for {most} at most: fewer \
+         --threads, more --blocks"
+    )]
+    Threads {
+        /// Those asked for.
+        threads: u64,
+        /// The most.
+        most: u32,
+    },
+    /// The client object of an AMD image.
+    #[error("{symbol}: {reason}")]
+    ClientObject {
+        /// Its name.
+        symbol: &'static str,
+        /// What is wrong with it, and what to do.
+        reason: String,
     },
     /// The runtime or the device.
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", feature = "hsa"))]
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     /// The driver does not load the image.
@@ -117,7 +150,7 @@ pub enum LoaderError {
         source: io::Error,
     },
     /// The kernel was not launched, faulted, or ran too long.
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", feature = "hsa"))]
     #[error("{kernel}: {}{}", with_causes(.error), advice(.error))]
     Launch {
         /// The kernel.
@@ -134,7 +167,7 @@ pub enum LoaderError {
 }
 
 /// What a runtime could not do.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hsa"))]
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
@@ -142,6 +175,17 @@ pub enum RuntimeError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// AMD's runtime.
+    #[cfg(feature = "hsa")]
+    #[error(transparent)]
+    Hsa(#[from] HsaError),
+}
+
+#[cfg(feature = "hsa")]
+impl From<HsaError> for LoaderError {
+    fn from(error: HsaError) -> Self {
+        RuntimeError::from(error).into()
+    }
 }
 
 #[cfg(feature = "cuda")]
@@ -185,7 +229,7 @@ pub(super) fn with_causes(error: &dyn Error) -> String {
 }
 
 /// What to do about a launch.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hsa"))]
 fn advice(error: &LaunchError<RuntimeError>) -> &'static str {
     match error {
         #[cfg(feature = "cuda")]

@@ -52,6 +52,12 @@ pub enum ImageError {
     /// A damaged ELF file.
     #[error("a damaged ELF file ({0}): was it cut off on the way?")]
     Damaged(String),
+    /// A code object whose metadata cannot be used.
+    #[error(
+        "its metadata cannot be used ({0}): compile it with clang, -mcode-object-version=5 or 6, and \
+         link it with ld.lld"
+    )]
+    BadMetadata(String),
     /// Damaged PTX.
     #[error("damaged PTX text: {0}")]
     BadPtx(&'static str),

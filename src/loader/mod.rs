@@ -14,26 +14,33 @@
 //! # Ok::<(), hostcall::loader::LoaderError>(())
 //! ```
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hsa"))]
 mod arguments;
+#[cfg(feature = "hsa")]
+mod code_object;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;
+#[cfg(feature = "hsa")]
+mod hsa;
 mod image;
 mod options;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hsa"))]
 mod program;
 mod ptx;
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "runs no programs then"))]
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "hsa")),
+    expect(dead_code, reason = "runs no programs then")
+)]
 mod signals;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hsa"))]
 mod summary;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
 
 pub use error::LoaderError;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hsa"))]
 pub use error::RuntimeError;
 pub use image::{Image, ImageError, ImageKind};
 pub use options::{Command, Files, HELP, Options, UsageError};
@@ -80,30 +87,51 @@ pub fn run(options: &Options) -> Result<i32, LoaderError> {
 fn execute(options: &Options, signals: Option<&Signals>) -> Result<i32, LoaderError> {
     let image = Image::read(&options.image)
         .map_err(|source| LoaderError::Image { path: options.image.clone(), source })?;
-    let path = options.image.clone();
     match image.kind() {
         #[cfg(feature = "cuda")]
         ImageKind::Cubin | ImageKind::Ptx => cuda::run(options, &image, signals),
-        #[cfg(not(feature = "cuda"))]
-        ImageKind::Cubin | ImageKind::Ptx => {
+        #[cfg(feature = "hsa")]
+        ImageKind::CodeObject => hsa::run(options, &image, signals),
+        #[cfg(not(all(feature = "cuda", feature = "hsa")))]
+        kind => {
             let _ = signals;
-            Err(LoaderError::NotBuiltIn { path, gpus: "NVIDIA GPUs", feature: "cuda" })
+            let (gpus, feature) = match kind {
+                ImageKind::CodeObject => ("AMD GPUs", "hsa"),
+                ImageKind::Cubin | ImageKind::Ptx => ("NVIDIA GPUs", "cuda"),
+            };
+            Err(LoaderError::NotBuiltIn { path: options.image.clone(), gpus, feature })
         }
-        ImageKind::CodeObject => Err(LoaderError::Amd { path }),
     }
 }
 
-/// Prints the devices, a line each, with the runtime that has them.
+/// Prints the devices, a line each, with the runtime that has them. A runtime that is not there matters
+/// where no other has a device.
 fn list_devices() -> Result<i32, LoaderError> {
-    #[cfg(feature = "cuda")]
-    let cuda = cuda::devices();
-    #[cfg(not(feature = "cuda"))]
-    let cuda: Result<Vec<String>, _> = Err(LoaderError::NotListed { feature: "cuda" });
-    let devices = cuda?;
-    for (number, device) in devices.iter().enumerate() {
-        print(&format!("cuda {number}: {device}\n"))?;
+    let runtimes: [(&str, Result<Vec<String>, LoaderError>); _] = [
+        #[cfg(feature = "cuda")]
+        ("cuda", cuda::devices()),
+        #[cfg(feature = "hsa")]
+        ("hsa", hsa::devices()),
+        #[cfg(not(any(feature = "cuda", feature = "hsa")))]
+        ("", Err(LoaderError::NoRuntime)),
+    ];
+    let (mut listed, mut failed) = (false, None::<LoaderError>);
+    for (runtime, devices) in runtimes {
+        match devices {
+            Ok(devices) => {
+                for (number, device) in devices.iter().enumerate() {
+                    print(&format!("{runtime} {number}: {device}\n"))?;
+                    listed = true;
+                }
+            }
+            Err(error) => {
+                if let Some(other) = failed.replace(error) {
+                    complain(&other);
+                }
+            }
+        }
     }
-    Ok(0)
+    if listed { Ok(0) } else { failed.map_or(Ok(0), Err) }
 }
 
 fn print(text: &str) -> Result<(), LoaderError> {

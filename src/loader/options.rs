@@ -14,8 +14,8 @@ Runs a GPU program as if it were a local one.
 
 Usage: hostcall-loader [OPTION]... IMAGE [ARGUMENT]...
 
-IMAGE is a linked cubin or PTX text with a kernel `_start`, as LLVM's C library for GPUs has it. It
-gets the arguments, this process's environment, standard streams, files and exit status.
+IMAGE is a linked cubin, PTX text or AMD code object with a kernel `_start`, as LLVM's C library has
+it. It gets the arguments, this process's environment, standard streams, files and exit status.
 
   --threads N, --threads-x N, --threads-y N, --threads-z N   threads of a block (1)
   --blocks N, --blocks-x N, --blocks-y N, --blocks-z N       blocks of the grid (1)
@@ -23,7 +23,7 @@ gets the arguments, this process's environment, standard streams, files and exit
   --list-devices      print the GPUs and end
   --ports N           conversations at a time (as many as warps that can run)
   --pool SIZE         memory for malloc, taken before the start (64M)
-  --stack SIZE        stack of each thread, on NVIDIA GPUs (the driver's choice)
+  --stack SIZE        stack of each thread (the driver's choice, or what the code says)
   --abi NAME          LLVM release of the program: llvm17, llvm18 or llvm19 must be said
   --files none|read|all   which of this user's files the program may open (all)
   --root FOLDER       of those, the ones in this folder alone; it is the root of their paths

@@ -7,13 +7,13 @@ use super::HsaError;
 use super::ffi::{
     Agent, AgentInfo, HSA_AGENT_INFO_DEVICE, HSA_AGENT_INFO_NAME, HSA_AGENT_INFO_WAVEFRONT_SIZE,
     HSA_AMD_AGENT_INFO_COMPUTE_UNIT_COUNT, HSA_AMD_AGENT_INFO_MAX_WAVES_PER_CU,
-    HSA_AMD_AGENT_INFO_PRODUCT_NAME, HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS,
-    HSA_AMD_MEMORY_POOL_ACCESS_NEVER_ALLOWED, HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED,
-    HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED, HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT,
-    HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS, HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED,
-    HSA_AMD_MEMORY_POOL_INFO_SEGMENT, HSA_AMD_SEGMENT_GLOBAL, HSA_DEVICE_TYPE_CPU,
-    HSA_DEVICE_TYPE_GPU, HSA_ISA_INFO_NAME, HSA_ISA_INFO_NAME_LENGTH, HSA_STATUS_SUCCESS, Isa,
-    IsaInfo, MemoryPool, PoolInfo, Status,
+    HSA_AMD_AGENT_INFO_PRODUCT_NAME, HSA_AMD_AGENT_INFO_TIMESTAMP_FREQUENCY,
+    HSA_AMD_AGENT_MEMORY_POOL_INFO_ACCESS, HSA_AMD_MEMORY_POOL_ACCESS_NEVER_ALLOWED,
+    HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED, HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED,
+    HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT, HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS,
+    HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED, HSA_AMD_MEMORY_POOL_INFO_SEGMENT,
+    HSA_AMD_SEGMENT_GLOBAL, HSA_DEVICE_TYPE_CPU, HSA_DEVICE_TYPE_GPU, HSA_ISA_INFO_NAME,
+    HSA_ISA_INFO_NAME_LENGTH, HSA_STATUS_SUCCESS, Isa, IsaInfo, MemoryPool, PoolInfo, Status,
 };
 use super::runtime::Runtime;
 
@@ -30,6 +30,8 @@ pub struct GpuAgent {
     pub wavefront_size: u32,
     /// How many waves the whole device can have at a time.
     pub max_waves: u32,
+    /// Ticks in a second of the clock that device code reads, where the runtime tells.
+    pub clock_hz: Option<u64>,
 }
 
 /// The agents of a machine by what they are, in the runtime's order.
@@ -121,7 +123,19 @@ impl Runtime {
             isas: self.isas(agent)?,
             wavefront_size: self.number(agent, HSA_AGENT_INFO_WAVEFRONT_SIZE)?,
             max_waves: units.saturating_mul(waves),
+            clock_hz: self.clock(agent),
         })
+    }
+
+    /// `None` from runtimes that do not know the attribute.
+    fn clock(&self, agent: Agent) -> Option<u64> {
+        let mut hertz = 0u64;
+        let value = (&raw mut hertz).cast();
+        // SAFETY: the attribute is of 64 bits, as the place for it; the agent is one that the runtime named.
+        let status = unsafe {
+            (self.hsa.hsa_agent_get_info)(agent, HSA_AMD_AGENT_INFO_TIMESTAMP_FREQUENCY, value)
+        };
+        (status == HSA_STATUS_SUCCESS && hertz > 0).then_some(hertz)
     }
 
     fn isas(&self, agent: Agent) -> Result<Vec<String>, HsaError> {

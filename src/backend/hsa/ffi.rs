@@ -178,6 +178,9 @@ names! {
         unsafe extern "C" fn(Status, *mut RawQueue, *mut c_void);
 }
 
+/// An attribute of newer runtimes (ROCm 5.5 and later). The header that the test compares with has not got it.
+pub(super) const HSA_AMD_AGENT_INFO_TIMESTAMP_FREQUENCY: AgentInfo = 0xA016;
+
 constants! {
     HSA_STATUS_SUCCESS: Status = 0;
     HSA_STATUS_ERROR_INVALID_ALLOCATION: Status = 0x1003;
