@@ -6,7 +6,8 @@
 //
 // There are a CPU and two GPUs: 0 has waves of 64, and fine-grained memory that the host reaches; 1 has waves of 32, and
 // none. Memory is filled with 0xa5, so that somebody must zero it. Code objects are any bytes that begin as an ELF file
-// does. Each has a kernel `add.kd`, whose arguments are the address of a u64 and a u64 to add to it; `fault.kd`, which has
+// does, whatever is in them. Each has the kernels and the client object of the loader's test program (tests/gpu), which run
+// as a warp of one lane on the queue's thread; a kernel `add.kd`, whose arguments are the address of a u64 and a u64 to add to it; `fault.kd`, which has
 // none and fails; `forever.kd`, which has none and ends with its queue; and a variable `counter` of eight bytes.
 //
 // Functions of its own, for the test:
@@ -30,12 +31,32 @@
 #include <string>
 #include <thread>
 
+#include <setjmp.h>
+
+#include "start.cpp"
+
+extern "C" {
+#define main program_main
+#include "program.c"
+#undef main
+}
+
 namespace {
 
 constexpr auto REFUSED = HSA_STATUS_ERROR_OUT_OF_RESOURCES;
 enum : uint64_t { CPU = 1, GPU0 = 2, GPU1 = 3, AGENTS = 3 };
 enum : uint64_t { HOST_POOL = 11, ARGUMENT_POOL = 12, COARSE_POOL = 20, NEAR_POOL = 30 }; // + agent for the last two
-constexpr uint64_t ADD = 101, FAULT = 102, FOREVER = 103, COUNTER = 104;
+constexpr uint64_t ADD = 101, FAULT = 102, FOREVER = 103, COUNTER = 104, BEGIN = 105, START = 106, END = 107, CLIENT = 108,
+                   CLOCK = 109;
+uint64_t clock_freq;
+thread_local jmp_buf trap;
+
+// What a linker would collect.
+Callback constructors[] = {first_constructor, second_constructor}, destructors[] = {destructor};
+void link() {
+  __init_array_start = constructors, __init_array_end = constructors + 2;
+  __fini_array_start = destructors, __fini_array_end = destructors + 1;
+}
 
 std::recursive_mutex lock;
 std::condition_variable_any changed;
@@ -79,6 +100,26 @@ hsa_status_t text(void *to, const char *value) {
   return HSA_STATUS_SUCCESS;
 }
 
+// A kernel of the test program. Whether it came to its end.
+bool run_program(uint64_t kernel, const void *kernarg) {
+  struct {
+    int32_t argc;
+    char **argv, **envp;
+    int *result;
+  } arguments;
+  std::memcpy(&arguments, kernarg, kernel == START ? sizeof arguments : kernel == BEGIN ? 24 : 0);
+  if (setjmp(trap)) return false;
+  if (kernel == BEGIN) {
+    if (clock_freq != 100000000) misuse("nobody has set the clock");
+    link(), cpu_begin(arguments.argc, arguments.argv, arguments.envp);
+  } else if (kernel == START) {
+    cpu_start(arguments.argc, arguments.argv, arguments.envp, arguments.result);
+  } else {
+    cpu_end();
+  }
+  return true;
+}
+
 // One packet on a queue's thread, which holds the lock.
 void run(Queue &queue, hsa_kernel_dispatch_packet_t &packet) {
   if ((packet.header & 0xff) != HSA_PACKET_TYPE_KERNEL_DISPATCH) misuse("no kernel dispatch packet");
@@ -90,6 +131,19 @@ void run(Queue &queue, hsa_kernel_dispatch_packet_t &packet) {
   }
   if (packet.kernel_object == FOREVER) {
     changed.wait(lock, [&] { return queue.stop; });
+    return;
+  }
+  if (packet.kernel_object >= BEGIN && packet.kernel_object <= END) {
+    if (packet.kernel_object != END && !blocks.count(packet.kernarg_address)) misuse("arguments that nobody allocated");
+    lock.unlock();
+    bool ended = run_program(packet.kernel_object, packet.kernarg_address);
+    lock.lock();
+    if (ended) {
+      signals.at(packet.completion_signal.handle) -= 1;
+    } else {
+      queue.failed = true;
+      queue.callback(HSA_STATUS_ERROR_EXCEPTION, &queue.queue, queue.data);
+    }
     return;
   }
   if (packet.kernel_object != ADD) misuse("no such kernel");
@@ -123,6 +177,8 @@ void serve(Queue *queue) {
 } // namespace
 
 extern "C" {
+
+void fake_trap() { longjmp(trap, 1); }
 
 void fake_hsa_refuse(uint64_t n) {
   Guard guard(lock);
@@ -177,6 +233,7 @@ hsa_status_t hsa_agent_get_info(hsa_agent_t agent, hsa_agent_info_t attribute, v
   case HSA_AGENT_INFO_WAVEFRONT_SIZE: return give<uint32_t>(to, first ? 64 : 32);
   case HSA_AGENT_INFO_QUEUE_MIN_SIZE: return give<uint32_t>(to, 2);
   case HSA_AGENT_INFO_QUEUE_MAX_SIZE: return give<uint32_t>(to, 4);
+  case 0xA016: return give<uint64_t>(to, 100000000); // HSA_AMD_AGENT_INFO_TIMESTAMP_FREQUENCY, where the header has it
   default: misuse("an unknown attribute of an agent");
   }
 }
@@ -248,6 +305,8 @@ hsa_status_t hsa_memory_copy(void *to, const void *from, size_t size) {
   Guard guard(lock);
   if (refuse()) return REFUSED;
   std::memmove(to, from, size);
+  // A server has ports for whole waves; one lane finds its packets at the first port alone.
+  if (to == &__hostcall_client) __hostcall_client.port_count = 1;
   return HSA_STATUS_SUCCESS;
 }
 
@@ -292,7 +351,10 @@ hsa_status_t hsa_executable_get_symbol_by_name(hsa_executable_t executable, cons
   Guard guard(lock);
   if (refuse()) return REFUSED;
   if (!executables.count(executable.handle)) misuse("no such executable");
-  const std::map<std::string, uint64_t> symbols = {{"add.kd", ADD}, {"fault.kd", FAULT}, {"forever.kd", FOREVER}, {"counter", COUNTER}};
+  const std::map<std::string, uint64_t> symbols = {{"add.kd", ADD}, {"fault.kd", FAULT}, {"forever.kd", FOREVER},
+                                                 {"counter", COUNTER}, {"_begin.kd", BEGIN}, {"_start.kd", START},
+                                                 {"_end.kd", END}, {"__hostcall_client", CLIENT},
+                                                 {"__llvm_libc_clock_freq", CLOCK}};
   auto found = symbols.find(name);
   if (found == symbols.end()) return HSA_STATUS_ERROR_INVALID_SYMBOL_NAME;
   to->handle = executable.handle * 1000 + found->second;
@@ -303,15 +365,18 @@ hsa_status_t hsa_executable_symbol_get_info(hsa_executable_symbol_t symbol, hsa_
   if (refuse()) return REFUSED;
   uint64_t which = symbol.handle % 1000;
   switch (attribute) {
-  case HSA_EXECUTABLE_SYMBOL_INFO_TYPE: return give<uint32_t>(to, which == COUNTER ? HSA_SYMBOL_KIND_VARIABLE : HSA_SYMBOL_KIND_KERNEL);
+  case HSA_EXECUTABLE_SYMBOL_INFO_TYPE: return give<uint32_t>(to, which == COUNTER || which >= CLIENT ? HSA_SYMBOL_KIND_VARIABLE : HSA_SYMBOL_KIND_KERNEL);
   case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_OBJECT: return give<uint64_t>(to, which);
-  case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_SIZE: return give<uint32_t>(to, which == ADD ? 16 : 0);
+  case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_SIZE: return give<uint32_t>(to, which == ADD ? 16 : which == START ? 32 : which == BEGIN ? 24 : 0);
   case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_ALIGNMENT: return give<uint32_t>(to, 16);
   case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_GROUP_SEGMENT_SIZE: return give<uint32_t>(to, 8);
   case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_PRIVATE_SEGMENT_SIZE: return give<uint32_t>(to, 4);
   case HSA_EXECUTABLE_SYMBOL_INFO_VARIABLE_ADDRESS:
-    return give<uint64_t>(to, reinterpret_cast<uint64_t>(executables.at(symbol.handle / 1000)));
-  case HSA_EXECUTABLE_SYMBOL_INFO_VARIABLE_SIZE: return give<uint32_t>(to, 8);
+    return give<const void *>(to, which == CLIENT  ? static_cast<void *>(&__hostcall_client)
+                                  : which == CLOCK ? &clock_freq
+                                                   : executables.at(symbol.handle / 1000));
+  case HSA_EXECUTABLE_SYMBOL_INFO_VARIABLE_SIZE:
+    return give<uint32_t>(to, which == CLIENT ? sizeof __hostcall_client : 8);
   default: misuse("an unknown attribute of a symbol");
   }
 }

@@ -1,6 +1,6 @@
 // Start code and the little library of the loader's test programs, over the device header: for NVRTC (together with the
-// program, -default-device), for clang's NVPTX target (linked as bitcode), and for the CPU, where the stand-in driver of
-// fake_driver.cpp runs it.
+// program, -default-device), for clang's NVPTX and AMDGPU targets (linked as bitcode), and for the CPU, where the stand-ins
+// fake_driver.cpp and fake_hsa.cpp run it.
 #define HOSTCALL_DEFINE_CLIENT
 #include "hostcall.h"
 #include "start.h"
@@ -14,6 +14,9 @@ using hostcall::u64;
 #define OBJECT __device__
 #elif defined(HOSTCALL_NVPTX)
 #define KERNEL(name) extern "C" __attribute__((nvptx_kernel)) void name
+#define OBJECT __attribute__((used, visibility("protected")))
+#elif defined(HOSTCALL_AMDGPU)
+#define KERNEL(name) extern "C" __attribute__((amdgpu_kernel, visibility("protected"))) void name
 #define OBJECT __attribute__((used, visibility("protected")))
 #else
 #define KERNEL(name) extern "C" void cpu##name
@@ -31,8 +34,17 @@ static HOSTCALL_FN void first_constructor() { constructed = 1; }
 static HOSTCALL_FN void second_constructor() { constructed = constructed == 1 ? 12 : 99; }
 static HOSTCALL_FN void destructor() { hostcall::print("destroyed\n"); }
 
-// As LLVM's compiler leaves them for the loader to collect; not in the order of their priorities.
 using Callback = void (*)();
+#if defined(HOSTCALL_AMDGPU)
+// The linker sorts these and defines where they begin and end.
+#define ENTRY(section_name) __attribute__((used, section(section_name))) static Callback
+ENTRY(".init_array.200") second_entry = second_constructor;
+ENTRY(".init_array.101") first_entry = first_constructor;
+ENTRY(".fini_array") last_entry = destructor;
+#define BOUND extern __attribute__((visibility("hidden"))) Callback
+BOUND __init_array_start[], __init_array_end[], __fini_array_start[], __fini_array_end[];
+#else
+// As LLVM's compiler leaves them for the loader to collect; not in the order of their priorities.
 OBJECT Callback __init_array_object_second_200 = second_constructor;
 OBJECT Callback __init_array_object_first_101 = first_constructor;
 OBJECT Callback __fini_array_object_only_65535 = destructor;
@@ -40,6 +52,7 @@ OBJECT Callback *__init_array_start = nullptr;
 OBJECT Callback *__init_array_end = nullptr;
 OBJECT Callback *__fini_array_start = nullptr;
 OBJECT Callback *__fini_array_end = nullptr;
+#endif
 
 } // extern "C"
 
@@ -114,7 +127,11 @@ extern void fake_trap();
 void gpu_trap(void) { fake_trap(); }
 unsigned gpu_thread(void) { return 0; }
 #else
+#if defined(HOSTCALL_AMDGPU)
+void gpu_trap(void) { __builtin_trap(); }
+#else
 void gpu_trap(void) { asm volatile("trap;"); }
+#endif
 unsigned gpu_thread(void) { return hostcall::detail::group_number() * 32 + hostcall::detail::lane_id(); }
 #endif
 

@@ -61,7 +61,8 @@ fn the_stand_in_runs_everything() {
     }
     let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libfake-hsa.so");
     let compiled = Command::new("g++")
-        .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o"])
+        .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"])
+        .args([&format!("-I{MANIFEST}/device"), &format!("-I{MANIFEST}/tests/gpu"), "-o"])
         .arg(&library)
         .arg(format!("{MANIFEST}/tests/fake-hsa/fake_hsa.cpp"))
         .status()
