@@ -53,7 +53,7 @@ pub use crate::backend::cuda::{
     CompileError, CudaAllocator, CudaError, Global, Globals, Module, device_count,
 };
 pub use crate::launch::{KernelState, Served};
-pub use client::{DeviceClient, PublishError, SYMBOLS, publish};
+pub use client::{DeviceClient, PublishError, publish};
 pub use compile::{architecture, compile};
 pub use cudarc;
 #[cfg(feature = "loader")]

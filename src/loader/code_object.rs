@@ -113,7 +113,7 @@ fn note(bytes: &[u8]) -> Result<Option<Vec<u8>>, object::read::Error> {
     for section in header.sections(endian, bytes)?.iter() {
         let Some(mut notes) = section.notes(endian, bytes)? else { continue };
         while let Some(note) = notes.next()? {
-            if note.n_type(endian) == METADATA.into() && note.name() == b"AMDGPU" {
+            if note.n_type(endian).0 == METADATA && note.name() == b"AMDGPU" {
                 return Ok(Some(note.desc().to_vec()));
             }
         }

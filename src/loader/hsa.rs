@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::SharedAllocator;
 use crate::backend::hsa::{
     self, DeviceMemory, Executable, HsaAllocator, HsaError, Kernel as Loadable, Queue, Variable,
 };
