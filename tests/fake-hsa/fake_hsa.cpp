@@ -222,6 +222,8 @@ hsa_status_t hsa_iterate_agents(hsa_status_t (*callback)(hsa_agent_t, void *), v
 }
 hsa_status_t hsa_agent_get_info(hsa_agent_t agent, hsa_agent_info_t attribute, void *to) {
   Guard guard(lock);
+  // HSA_AMD_AGENT_INFO_TIMESTAMP_FREQUENCY, where the header has it. Those who ask do without where it is refused.
+  if (static_cast<uint32_t>(attribute) == 0xA016) return give<uint64_t>(to, 100000000);
   if (refuse()) return REFUSED;
   bool first = agent.handle == GPU0;
   switch (static_cast<uint32_t>(attribute)) {
@@ -233,7 +235,6 @@ hsa_status_t hsa_agent_get_info(hsa_agent_t agent, hsa_agent_info_t attribute, v
   case HSA_AGENT_INFO_WAVEFRONT_SIZE: return give<uint32_t>(to, first ? 64 : 32);
   case HSA_AGENT_INFO_QUEUE_MIN_SIZE: return give<uint32_t>(to, 2);
   case HSA_AGENT_INFO_QUEUE_MAX_SIZE: return give<uint32_t>(to, 4);
-  case 0xA016: return give<uint64_t>(to, 100000000); // HSA_AMD_AGENT_INFO_TIMESTAMP_FREQUENCY, where the header has it
   default: misuse("an unknown attribute of an agent");
   }
 }
