@@ -170,6 +170,31 @@ fn without_a_runtime_the_line_says_what_to_install() {
     assert_eq!(stderr.lines().count(), 1);
 }
 
+/// The stand-in says so where something is in use when the runtime is shut down.
+#[test]
+fn each_call_of_the_runtime_may_fail_and_all_is_given_back() {
+    if !tools() {
+        return;
+    }
+    for n in 1.. {
+        let output = Command::new(LOADER)
+            .env("HOSTCALL_HSA_RUNTIME", stand_in())
+            .env("FAKE_HSA_REFUSE", n.to_string())
+            .args([gfx90a().as_os_str(), "return".as_ref(), "3".as_ref()])
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        if output.status.code() == Some(3) {
+            assert!(n > 100 && stderr.is_empty(), "{n}: {stderr}");
+            return;
+        }
+        assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{n}: {stderr}");
+        let reason =
+            stderr.contains("refused by the stand-in") || stderr.contains("cannot allocate");
+        assert!(reason, "{n}: {stderr}");
+    }
+}
+
 /// Where a text stands in bytes.
 fn position(bytes: &[u8], text: &[u8]) -> usize {
     bytes.windows(text.len()).position(|window| window == text).expect("it is there")
@@ -194,7 +219,15 @@ fn broken_copies_are_refused_or_run_and_nothing_else() {
     broken("no-list", &|copy| copy[at(b"amdhsa.kernels") - 1] = b'Z', "no list of kernels");
     broken("no-target", &|copy| copy[at(b"amdhsa.target") - 1] = b'T', "no target");
     broken("lanes", &|copy| copy[at(b".wavefront_size")] = 17, "waves of 17 lanes");
-    broken("size", &|copy| copy[at(b".kernarg_segment_size")] = 1, "an argument of");
+    broken(
+        "size",
+        &|copy| {
+            // 280 as a number of two bytes.
+            let size = at(b".kernarg_segment_size");
+            copy[size + 1..size + 3].copy_from_slice(&[0, 1]);
+        },
+        "an argument of",
+    );
     broken(
         "no-start",
         &|copy| {

@@ -12,6 +12,7 @@
 //
 // Functions of its own, for the test:
 //   fake_hsa_refuse(n)     counts calls from here on and refuses the n-th that can be refused; 0: none
+// FAKE_HSA_REFUSE=n in the environment does so from the start.
 //   fake_hsa_calls()       how many there were since
 //   fake_hsa_outstanding() what was taken and not given back: memory, signals, queues, readers, executables, starts
 // Misuse (an unknown handle, a pointer freed twice, no access granted) ends the process with a line that says so.
@@ -60,7 +61,11 @@ void link() {
 
 std::recursive_mutex lock;
 std::condition_variable_any changed;
-uint64_t calls, refused, next_handle = 1000;
+uint64_t refused_at_first() {
+  const char *number = std::getenv("FAKE_HSA_REFUSE");
+  return number ? std::strtoull(number, nullptr, 10) : 0;
+}
+uint64_t calls, refused = refused_at_first(), next_handle = 1000;
 std::map<void *, uint64_t> blocks; // and the agents that may touch each, as bits
 std::set<uint64_t> handles;
 std::map<uint64_t, int64_t> signals;
