@@ -259,6 +259,15 @@ fn files_that_are_no_gpu_image_are_told_apart() {
     assert_complains(&ran, &["cannot read /there/is/no/such", "No such file"]);
 }
 
+#[cfg(not(feature = "hsa"))]
+#[test]
+fn an_amd_image_says_what_to_build() {
+    let mut image = cubin();
+    image[18..20].copy_from_slice(&224u16.to_le_bytes());
+    let ran = run([file("amd-linked", image)]);
+    assert_complains(&ran, &["for AMD GPUs", "built without `hsa`", "--features loader,hsa"]);
+}
+
 #[test]
 fn a_damaged_elf_never_reaches_the_driver() {
     let whole = cubin();

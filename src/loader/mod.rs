@@ -3,7 +3,8 @@
 //! A program is a linked image with a kernel `_start`, which gets `argc`, `argv`, `envp` and a place
 //! for its result; `_begin` and `_end`, where it has them, run before and after (PROTOCOL.md §7.1).
 //! Its host calls are answered by [`libc::Services`](crate::libc::Services) with this process's
-//! streams, files and environment. `malloc` gets memory that is taken before the start.
+//! streams, files and environment. `malloc` gets memory that is taken before the start. Programs for AMD
+//! GPUs have run over a stand-in for the HSA runtime, not yet on hardware.
 //!
 //! ```no_run
 //! use hostcall::loader::{self, Options};
