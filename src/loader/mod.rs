@@ -108,13 +108,13 @@ fn execute(options: &Options, signals: Option<&Signals>) -> Result<i32, LoaderEr
 /// Prints the devices, a line each, with the runtime that has them. A runtime that is not there matters
 /// where no other has a device.
 fn list_devices() -> Result<i32, LoaderError> {
-    let runtimes: [(&str, Result<Vec<String>, LoaderError>); _] = [
+    let runtimes = [
         #[cfg(feature = "cuda")]
         ("cuda", cuda::devices()),
         #[cfg(feature = "hsa")]
         ("hsa", hsa::devices()),
         #[cfg(not(any(feature = "cuda", feature = "hsa")))]
-        ("", Err(LoaderError::NoRuntime)),
+        ("", Err::<Vec<String>, _>(LoaderError::NoRuntime)),
     ];
     let (mut listed, mut failed) = (false, None::<LoaderError>);
     for (runtime, devices) in runtimes {
