@@ -16,7 +16,9 @@ use crate::client::Client;
 use crate::clock::{Clock, SystemClock};
 use crate::error::{BuildError, ConversationError, WaitingFor};
 use crate::protocol::atomic::AtomicU32;
-use crate::protocol::{Abi, ClientImage, LaneMask, LaneWidth, Layout, Locks, Opcode, PortCount};
+use crate::protocol::{
+    Abi, ClientImage, Doorbell, LaneMask, LaneWidth, Layout, Locks, Opcode, PortCount,
+};
 use crate::registry::Registry;
 use crate::shard::{Deadlines, Pass, Shard};
 use crate::state::{Core, ExitRequest};
@@ -115,6 +117,7 @@ pub struct Builder<A: SharedAllocator> {
     hook: Option<ErrorHook>,
     clock: Arc<dyn Clock>,
     drain_limit: Duration,
+    doorbell: bool,
     owned: Vec<Box<dyn Any + Send + Sync>>,
 }
 
@@ -206,6 +209,17 @@ impl<A: SharedAllocator + 'static> Builder<A> {
         self
     }
 
+    /// Whether clients ring the allocator's [doorbell](SharedAllocator::doorbell), where it has one and
+    /// the interface, too, so that an idle [`Worker`](crate::Worker) sleeps until a device rings. It does
+    /// by default. Without, clients save the counting, and workers look at what they serve now and then:
+    /// better for [workers that never sleep](crate::IdlePolicy::BUSY), and for devices whose interrupts
+    /// get lost.
+    #[must_use]
+    pub fn doorbell(mut self, doorbell: bool) -> Self {
+        self.doorbell = doorbell;
+        self
+    }
+
     /// Gives the server something to drop when it is dropped itself, after its conversations: what
     /// handlers share and should not outlive it, such as open files.
     #[must_use]
@@ -221,7 +235,8 @@ impl<A: SharedAllocator + 'static> Builder<A> {
     pub fn build(self) -> Result<Server<A>, BuildError<A::Error>> {
         let (ports, lanes) = (PortCount::new(self.ports)?, LaneWidth::new(self.lanes)?);
         let layout = Layout::new(self.abi, ports, lanes)?;
-        let memory = SharedMemory::new(self.allocator, layout).map_err(BuildError::Allocator)?;
+        let memory = SharedMemory::new(self.allocator, layout, self.doorbell)
+            .map_err(BuildError::Allocator)?;
         let memory = Arc::new(memory);
         let weak = Arc::downgrade(&memory);
         let weak: Weak<dyn ChannelOwner> = weak;
@@ -267,6 +282,7 @@ impl<A: SharedAllocator + 'static> Server<A> {
             hook: None,
             clock: Arc::new(SystemClock::default()),
             drain_limit: Duration::from_secs(5),
+            doorbell: true,
             owned: Vec::new(),
         }
     }
@@ -457,6 +473,10 @@ impl<A: SharedAllocator + 'static> Server<A> {
 
     pub(crate) fn drain_limit(&self) -> Duration {
         self.drain_limit
+    }
+
+    pub(crate) fn doorbell(&self) -> Option<&Arc<dyn Doorbell>> {
+        self.memory.doorbell()
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

@@ -1,16 +1,16 @@
 //! What a server shares with the calls it has given to handlers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::backend::ChannelOwner;
 use crate::clock::Clock;
 use crate::protocol::atomic::AtomicU32;
-use crate::protocol::{Channel, LaneMask, LaneWidth, Opcode, PortState};
+use crate::protocol::{Channel, Doorbell, LaneMask, LaneWidth, Opcode, PortState};
 
 /// The part of a server that outlives a poll. Calls hold it; the server owns it.
 pub(crate) struct Core {
@@ -123,30 +123,72 @@ pub(crate) struct Caller {
     pub(crate) mask: LaneMask,
 }
 
-/// Wakes a sleeping worker. A ring that nobody hears is remembered.
+/// Wakes sleeping workers. Each hears every ring, also those from before it went to sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
-    rung: AtomicBool,
-    sleepers: Mutex<()>,
+    rings: AtomicU64,
+    /// Threads that sleep, or are about to: with none, a ring is one addition.
+    asleep: AtomicUsize,
+    place: Mutex<Place>,
     heard: Condvar,
+}
+
+/// The one place to sleep at the device's doorbell. Other sleepers are woken by who had it.
+#[derive(Debug, Default)]
+struct Place {
+    taken: Option<Arc<dyn Doorbell>>,
+    /// Whether the host has rung it too, which has to be counted off.
+    rung: bool,
 }
 
 impl Bell {
     pub(crate) fn ring(&self) {
-        if !self.rung.swap(true, Ordering::AcqRel) {
-            // With the lock held, a sleeper is either before its check or inside its wait.
-            drop(self.sleepers.lock());
-            self.heard.notify_all();
+        // Sequentially consistent, as in `wait`: either this sees the sleeper or that sees the ring.
+        self.rings.fetch_add(1, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) == 0 {
+            return;
         }
+        // With the lock held, a sleeper is either before its look at `rings` or asleep.
+        let mut place = self.place.lock();
+        if let Some(doorbell) = &place.taken
+            && !place.rung
+        {
+            doorbell.ring();
+            place.rung = true;
+        }
+        drop(place);
+        self.heard.notify_all();
     }
 
-    /// Sleeps until somebody rings, at most `time`.
-    pub(crate) fn wait(&self, time: Duration) {
-        let mut guard = self.sleepers.lock();
-        if !self.rung.swap(false, Ordering::AcqRel) {
-            self.heard.wait_for(&mut guard, time);
-            self.rung.store(false, Ordering::Release);
+    /// Sleeps until there are more rings than the caller had `heard`, at most `time`; at a doorbell
+    /// also until a device rings it.
+    pub(crate) fn wait(
+        &self,
+        heard: &mut u64,
+        time: Duration,
+        doorbell: Option<&Arc<dyn Doorbell>>,
+    ) {
+        let mut place = self.place.lock();
+        self.asleep.fetch_add(1, Ordering::SeqCst);
+        if self.rings.load(Ordering::SeqCst) == *heard {
+            match doorbell {
+                Some(doorbell) if place.taken.is_none() => {
+                    place.taken = Some(doorbell.clone());
+                    MutexGuard::unlocked(&mut place, || doorbell.wait(time));
+                    place.taken = None;
+                    if std::mem::take(&mut place.rung) {
+                        doorbell.unring();
+                    }
+                    // It may be another's shard that the device rang for, and somebody has to wait here.
+                    self.heard.notify_all();
+                }
+                _ => {
+                    self.heard.wait_for(&mut place, time);
+                }
+            }
         }
+        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        *heard = self.rings.load(Ordering::SeqCst);
     }
 }
 
@@ -219,18 +261,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_before_the_wait_is_heard() {
+    fn a_ring_before_the_wait_is_heard_by_each_sleeper() {
         let bell = Bell::default();
         bell.ring();
         bell.ring();
-        bell.wait(Duration::from_secs(3600));
+        for mut heard in [0, 0, 1] {
+            bell.wait(&mut heard, Duration::from_secs(3600), None);
+            assert_eq!(heard, 2);
+        }
     }
 
     #[test]
     fn a_ring_ends_a_wait() {
         let bell = Bell::default();
         std::thread::scope(|scope| {
-            scope.spawn(|| bell.wait(Duration::from_secs(3600)));
+            for _ in 0..3 {
+                scope.spawn(|| bell.wait(&mut 0, Duration::from_secs(3600), None));
+            }
             bell.ring();
         });
     }

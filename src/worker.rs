@@ -17,6 +17,9 @@ use crate::server::{Drained, Server};
 /// First it spins, which answers fastest. Then it lets other threads run between its looks. Then it
 /// sleeps, longer and longer up to a maximum, and looks again after each sleep, so a wake-up that
 /// gets lost costs one sleep and no more. [`Server::wake`] and finished blocking work end a sleep.
+///
+/// Where the device can wake the host ([`SharedAllocator::doorbell`]) and no conversation is open, the
+/// sleep is at its doorbell, and longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdlePolicy {
     /// How long to spin after the last work.
@@ -25,23 +28,30 @@ pub struct IdlePolicy {
     pub pause: Duration,
     /// The longest sleep after that.
     pub max_sleep: Duration,
+    /// The longest sleep at a doorbell; none there if it is zero.
+    pub doorbell: Duration,
 }
 
 impl Default for IdlePolicy {
-    /// Spins for 50 µs, yields for 200 µs, sleeps for at most 500 µs.
+    /// Spins for 50 µs, yields for 200 µs, sleeps for at most 500 µs, and 100 ms at a doorbell.
     fn default() -> Self {
         IdlePolicy {
             spin: Duration::from_micros(50),
             pause: Duration::from_micros(200),
             max_sleep: Duration::from_micros(500),
+            doorbell: Duration::from_millis(100),
         }
     }
 }
 
 impl IdlePolicy {
     /// Never sleeps: the fastest answers, for a core of its own.
-    pub const BUSY: IdlePolicy =
-        IdlePolicy { spin: Duration::MAX, pause: Duration::ZERO, max_sleep: Duration::ZERO };
+    pub const BUSY: IdlePolicy = IdlePolicy {
+        spin: Duration::MAX,
+        pause: Duration::ZERO,
+        max_sleep: Duration::ZERO,
+        doorbell: Duration::ZERO,
+    };
 }
 
 /// Why a worker did not stop as it should.
@@ -174,7 +184,8 @@ fn serve<A: SharedAllocator + 'static>(
     idle: IdlePolicy,
     control: &Control,
 ) {
-    let mut idle_since = None;
+    let (mut idle_since, mut heard) = (None, 0);
+    let doorbell = server.doorbell().filter(|_| !idle.doorbell.is_zero());
     while !control.stop.load(Ordering::Acquire) {
         let mut served = 0;
         for &shard in shards {
@@ -196,7 +207,13 @@ fn serve<A: SharedAllocator + 'static>(
         } else if silent < idle.spin.saturating_add(idle.pause) || idle.max_sleep.is_zero() {
             thread::yield_now();
         } else {
-            server.core().bell.wait((silent / 4).min(idle.max_sleep));
+            // With a port open, the doorbell does not tell of the next message.
+            let doorbell = doorbell.filter(|doorbell| doorbell.is_silent());
+            let time = match doorbell {
+                Some(_) => idle.doorbell,
+                None => (silent / 4).min(idle.max_sleep),
+            };
+            server.core().bell.wait(&mut heard, time, doorbell);
         }
     }
 }

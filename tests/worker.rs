@@ -24,6 +24,7 @@ const SLEEPY: IdlePolicy = IdlePolicy {
     spin: Duration::ZERO,
     pause: Duration::ZERO,
     max_sleep: Duration::from_secs(3600),
+    doorbell: Duration::from_secs(3600),
 };
 
 fn squares() -> Registry {

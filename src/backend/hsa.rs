@@ -26,13 +26,20 @@
 //! exports the same functions over host memory, with each call refused in turn. **AMD hardware has not run
 //! it yet.** The first to have some: run the example `hsa_hello`; a server's calls from a kernel; a
 //! kernel that faults (does the queue's callback get it, or does the runtime end the process?); flags in device
-//! memory (does the device see the host's stores at once?); and a server under load for an hour.
+//! memory (does the device see the host's stores at once?); the doorbell (does its interrupt end the worker's
+//! sleep, soon after a call and after an hour of silence?); and a server under load for an hour.
 //!
 //! # Where memory lies
 //!
 //! Packets, and flags that the host polls, are in fine-grained memory of the host. Flags that the
 //! device polls are in fine-grained memory of the device, where it has some that the host reaches; that
 //! saves the device's looks the way over the bus.
+//!
+//! # The doorbell
+//!
+//! Clients of LLVM's main branch ring a signal of the runtime, at which an idle
+//! [`Worker`](crate::Worker) sleeps. On devices whose interrupts get lost, a call waits for as long as the
+//! [sleep](crate::IdlePolicy::doorbell) lasts: build the server [without](crate::Builder::doorbell) then.
 //!
 //! # Calls that wait for kernels
 //!
@@ -41,6 +48,7 @@
 #![allow(unsafe_code)]
 
 mod agents;
+mod doorbell;
 mod executable;
 #[allow(dead_code, reason = "some are looked at by the device, or compared by the test only")]
 mod ffi;
@@ -59,7 +67,9 @@ pub use memory::DeviceMemory;
 pub use queue::{Dispatch, Queue};
 
 use super::{DeviceAddress, Purpose, SharedAllocator, SharedBlock};
+use crate::protocol::Doorbell;
 use agents::Device;
+use doorbell::SignalDoorbell;
 use runtime::Runtime;
 
 /// The environment variable with the file name of another library to load as the runtime.
@@ -256,7 +266,8 @@ impl HsaAllocator {
 
 // SAFETY: the runtime's pools give memory that belongs to no other allocation, valid for the host (all
 // pools used here are the host's, or such that it was given access to) until it is freed; alignment is
-// checked and all of it zeroed here. The runtime's addresses are the same for all agents.
+// checked and all of it zeroed here. The runtime's addresses are the same for all agents, those of its signals
+// too, which live as long as the doorbell that owns them.
 unsafe impl SharedAllocator for HsaAllocator {
     type Error = HsaError;
 
@@ -282,6 +293,11 @@ unsafe impl SharedAllocator for HsaAllocator {
             // Nobody could do better: it is counted.
             self.0.lost.fetch_add(block.layout.size() as u64, Ordering::Relaxed);
         }
+    }
+
+    fn doorbell(&self) -> Result<Option<Arc<dyn Doorbell>>, HsaError> {
+        let doorbell = SignalDoorbell::new(&self.device().runtime)?;
+        Ok(doorbell.map(|doorbell| Arc::new(doorbell) as Arc<dyn Doorbell>))
     }
 }
 

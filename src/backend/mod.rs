@@ -23,7 +23,7 @@ use core::sync::atomic::AtomicU32;
 use std::sync::Arc;
 
 use crate::protocol::layout::DOORBELL_SIZE;
-use crate::protocol::{Channel, ClientPointers};
+use crate::protocol::{Channel, ClientPointers, Doorbell};
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -57,7 +57,7 @@ pub enum Purpose {
     HostPolledFlags,
     /// Headers and packets, which both sides read and write.
     Packets,
-    /// The doorbell of LLVM's main branch: the device counts open ports in it.
+    /// Where clients of LLVM's main branch find the [`Doorbell`], or that there is none.
     Doorbell,
     /// Memory of the device program, which it allocates through its host.
     Heap,
@@ -80,7 +80,8 @@ pub struct SharedBlock {
 /// The crate reads and writes what `allocate` returns through atomics of up to 64 bits. So a
 /// block's host address has to be valid for reads and writes of `layout.size()` bytes until it is
 /// deallocated, aligned to `layout.align()`, zeroed, and not part of any other live block. The
-/// device address must mean the same memory on the device.
+/// device address must mean the same memory on the device. So must the addresses of a
+/// [`doorbell`](Self::doorbell), for as long as it exists: the device writes there.
 pub unsafe trait SharedAllocator: Send + Sync {
     /// Why memory cannot be had.
     type Error: std::error::Error + Send + Sync + 'static;
@@ -97,6 +98,16 @@ pub unsafe trait SharedAllocator: Send + Sync {
     /// `block` came from `allocate` of the same allocator, was not deallocated before, and neither
     /// side uses it any more.
     unsafe fn deallocate(&self, block: SharedBlock);
+
+    /// A doorbell that clients of LLVM's main branch ring, and that an idle [`Worker`](crate::Worker)
+    /// sleeps at instead of looking. None by default: clients are told so, and save themselves the
+    /// counting.
+    ///
+    /// # Errors
+    /// When it cannot be had; nothing has been taken then.
+    fn doorbell(&self) -> Result<Option<Arc<dyn Doorbell>>, Self::Error> {
+        Ok(None)
+    }
 }
 
 /// The owner of a [`SharedBlock`]: gives it back when dropped.
@@ -153,22 +164,21 @@ pub(crate) struct SharedMemory<A: SharedAllocator> {
     pointers: ClientPointers,
     allocator: Arc<A>,
     #[expect(dead_code, reason = "owned, to be given back; used through the channel")]
-    blocks: [Option<SharedBox<A>>; 3],
+    blocks: [Option<SharedBox<A>>; 4],
     #[expect(dead_code, reason = "as the blocks")]
     notes: Option<Box<[AtomicU32]>>,
-    #[cfg_attr(not(test), expect(dead_code, reason = "as the blocks"))]
-    doorbell: Option<SharedBox<A>>,
+    doorbell: Option<Arc<dyn Doorbell>>,
 }
 
-/// Doorbell block words: pointers to the counter and to the event mailbox, the event number, then
-/// the two words that the pointers mean (PROTOCOL.md §2.9).
-const DOORBELL_COUNTER: usize = 32;
-const DOORBELL_MAILBOX: usize = 40;
+/// Bytes into the doorbell block, behind the fields that clients read: where devices put the event's
+/// number when there is no event.
+const SPARE_MAILBOX: u64 = 32;
 
 impl<A: SharedAllocator> SharedMemory<A> {
     pub(crate) fn new(
         allocator: Arc<A>,
         layout: crate::protocol::Layout,
+        doorbell: bool,
     ) -> Result<Self, A::Error> {
         // Cache lines apart, and whole ones: the two rows of flags have different writers.
         let aligned = |size: usize| {
@@ -183,21 +193,25 @@ impl<A: SharedAllocator> SharedMemory<A> {
         };
         let secondary = block(layout.mailboxes_size(), Purpose::HostPolledFlags)?;
         let packets = block(layout.packets_size(), Purpose::Packets)?;
-        let doorbell = match layout.doorbell_offset() {
+        let doorbell_block = match layout.doorbell_offset() {
             Some(_) => Some(block(DOORBELL_SIZE, Purpose::Doorbell)?),
             None => None,
         };
-        if let Some(doorbell) = &doorbell {
-            let words =
-                [DOORBELL_COUNTER, DOORBELL_MAILBOX].map(|at| doorbell.device().0 + at as u64);
-            let at = doorbell.host().cast::<u64>();
+        let doorbell = match &doorbell_block {
+            Some(_) if doorbell => allocator.doorbell()?,
+            _ => None,
+        };
+        if let (Some(block), Some(doorbell)) = (&doorbell_block, &doorbell) {
+            let pointers = doorbell.pointers();
+            let mailbox = pointers.mailbox.unwrap_or(block.device().0 + SPARE_MAILBOX);
+            let words = [pointers.counter, mailbox, pointers.event_id.into()];
             // SAFETY: the block has 64 bytes at least, aligned to 8, and nobody else has its
             // address yet.
-            unsafe { at.cast::<[u64; 2]>().write(words) }
+            unsafe { block.host().cast::<[u64; 3]>().write(words) }
         }
         let at = |offset: usize| packets.device().0 + (offset - layout.packets_offset()) as u64;
         let pointers = ClientPointers {
-            doorbell: doorbell.as_ref().map_or(0, |doorbell| doorbell.device().0),
+            doorbell: doorbell_block.as_ref().map_or(0, |block| block.device().0),
             inbox: match &primary {
                 Some(primary) => primary.device().0,
                 None => at(layout.reply_offset(0)),
@@ -212,10 +226,11 @@ impl<A: SharedAllocator> SharedMemory<A> {
             None => Some((0..layout.ports().get()).map(|_| AtomicU32::new(0)).collect()),
         };
         // SAFETY: the blocks are as large and aligned as asked for, zeroed, and used by nobody
-        // else, which the trait promises, and so are the notes; all live as long as `self`, which lends the channel out
-        // for its own borrow only. All access goes through the channel's atomics.
+        // else, which the trait promises, and so are the notes; all live as long as `self`, and so does
+        // the doorbell. `self` lends the channel out for its own borrow only. All access goes through
+        // the channel's atomics.
         let channel = unsafe {
-            Channel::from_raw(
+            let channel = Channel::from_raw(
                 layout,
                 match (&primary, &notes) {
                     (Some(block), _) => block.host().as_ptr().cast(),
@@ -225,10 +240,13 @@ impl<A: SharedAllocator> SharedMemory<A> {
                 },
                 secondary.host().as_ptr().cast(),
                 packets.host().as_ptr().cast(),
-                doorbell.as_ref().map(|block| block.host().as_ptr().add(DOORBELL_COUNTER).cast()),
-            )
+            );
+            match &doorbell {
+                Some(doorbell) => channel.with_doorbell(&*Arc::as_ptr(doorbell)),
+                None => channel,
+            }
         };
-        let blocks = [primary, Some(secondary), Some(packets)];
+        let blocks = [primary, Some(secondary), Some(packets), doorbell_block];
         Ok(SharedMemory { channel, pointers, allocator, blocks, notes, doorbell })
     }
 
@@ -238,6 +256,10 @@ impl<A: SharedAllocator> SharedMemory<A> {
 
     pub(crate) fn pointers(&self) -> &ClientPointers {
         &self.pointers
+    }
+
+    pub(crate) fn doorbell(&self) -> Option<&Arc<dyn Doorbell>> {
+        self.doorbell.as_ref()
     }
 
     pub(crate) fn allocator(&self) -> &Arc<A> {
@@ -270,13 +292,12 @@ impl<A: SharedAllocator> ChannelOwner for SharedMemory<A> {
 mod tests {
     use super::host::HostAllocator;
     use super::*;
-    use crate::protocol::atomic::AtomicU32;
-    use crate::protocol::{Abi, Incoming, LaneMask, LaneWidth, Locks, OpenedPort, PortCount};
+    use crate::protocol::{Abi, LaneWidth, PortCount};
 
     fn memory(abi: Abi) -> SharedMemory<HostAllocator> {
         let (ports, lanes) = (PortCount::new(3).unwrap(), LaneWidth::new(2).unwrap());
         let layout = crate::protocol::Layout::new(abi, ports, lanes).unwrap();
-        SharedMemory::new(Arc::new(HostAllocator), layout).unwrap()
+        SharedMemory::new(Arc::new(HostAllocator), layout, true).unwrap()
     }
 
     #[test]
@@ -287,32 +308,5 @@ mod tests {
         assert_eq!(pointers.doorbell, 0);
         let old = memory(Abi::Llvm17);
         assert_eq!(old.pointers().packets, old.pointers().headers);
-    }
-
-    #[test]
-    fn the_doorbell_counts_open_ports() {
-        let memory = memory(Abi::LlvmMain);
-        let block = memory.doorbell.as_ref().unwrap();
-        let word = |at: usize| {
-            // SAFETY: the block has 64 bytes, aligned to 8, and lives in `memory`.
-            unsafe { block.host().cast::<u64>().add(at / 8).as_ref() }
-        };
-        assert_eq!(*word(0), block.device().0 + 32);
-        assert_eq!(*word(8), block.device().0 + 40);
-        let locks = [AtomicU32::new(0)];
-        let locks = Locks::new(&locks);
-        let open =
-            |port| OpenedPort::try_open(memory.channel(), locks, port, 1, LaneMask(1)).unwrap();
-        open(0).close();
-        assert_eq!(*word(32), 0, "closed without sending");
-        let client = open(0).send(|_| ());
-        let _other = open(1).send(|_| ());
-        assert_eq!(*word(32), 2);
-        let Some(Incoming::New(_, port)) = Incoming::try_accept(memory.channel(), 0, 0) else {
-            panic!("the request is not there")
-        };
-        port.close();
-        assert_eq!(*word(32), 1);
-        drop(client);
     }
 }

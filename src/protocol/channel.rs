@@ -9,6 +9,7 @@
 use bytemuck::Pod;
 
 use super::atomic::{AtomicU32, AtomicU64, Ordering};
+use super::doorbell::Doorbell;
 use super::layout::Layout;
 use super::tagged::{self, Cells, Rows, Turn};
 use super::wire::{Header, LaneMask, PACKET_SIZE, PACKET_WORDS, Packet};
@@ -20,7 +21,7 @@ pub struct Channel<'c> {
     primary: &'c [AtomicU32],
     secondary: &'c [AtomicU32],
     packets: &'c [AtomicU64],
-    doorbell: Option<&'c AtomicU64>,
+    doorbell: Option<&'c dyn Doorbell>,
 }
 
 /// Slices that do not fit a layout.
@@ -58,8 +59,7 @@ impl<'c> Channel<'c> {
     /// A channel over memory that another processor writes too.
     ///
     /// `primary` and `secondary` point to one `u32` for each port, which are what they are in
-    /// [`new`](Self::new), `packets` to the packet block of [`Layout::packets_size`] bytes. `doorbell` is the counter that clients of LLVM's main branch
-    /// raise when they open a port; the server lowers it when a conversation ends.
+    /// [`new`](Self::new), `packets` to the packet block of [`Layout::packets_size`] bytes.
     ///
     /// # Safety
     /// All pointers are valid for reads and writes of these sizes for `'c`, aligned to their
@@ -71,7 +71,6 @@ impl<'c> Channel<'c> {
         primary: *mut u32,
         secondary: *mut u32,
         packets: *mut u64,
-        doorbell: Option<*mut u64>,
     ) -> Self {
         let ports = layout.ports().get() as usize;
         // SAFETY: the caller promises that each pointer is valid and aligned for its length for
@@ -86,9 +85,16 @@ impl<'c> Channel<'c> {
                     packets.cast::<AtomicU64>(),
                     layout.packets_size() / 8,
                 ),
-                doorbell: doorbell.map(|counter| &*counter.cast::<AtomicU64>()),
+                doorbell: None,
             }
         }
+    }
+
+    /// This channel with a doorbell, for an [interface that has one](super::Abi::has_doorbell): clients
+    /// ring it, servers count off.
+    #[must_use]
+    pub fn with_doorbell(self, doorbell: &'c dyn Doorbell) -> Self {
+        Channel { doorbell: Some(doorbell), ..self }
     }
 
     /// Where everything lies.
@@ -265,16 +271,15 @@ impl<'c> Channel<'c> {
 
     /// Counts one more open port, where the interface has a doorbell that is on.
     pub(super) fn ring(&self) {
-        if let Some(counter) = self.doorbell {
-            counter.fetch_add(1, Ordering::Relaxed);
+        if let Some(doorbell) = self.doorbell {
+            doorbell.ring();
         }
     }
 
-    /// Counts one open port less. A device that opened without ringing cannot make it wrap.
+    /// Counts one open port less.
     pub(super) fn unring(&self) {
-        if let Some(counter) = self.doorbell {
-            let _ =
-                counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        if let Some(doorbell) = self.doorbell {
+            doorbell.unring();
         }
     }
 

@@ -14,6 +14,7 @@
 //! - [`abi`]: how each LLVM release arranges them, and the client object that its device code expects.
 //! - [`layout`]: where everything lies, as checked sizes and offsets.
 //! - [`channel`]: the view of shared memory as atomics; the only unsafe code of the protocol.
+//! - [`doorbell`]: what a silent server can sleep at.
 //! - `tagged`: how messages look on the crate's own wire.
 //! - [`port`]: whose turn it is, for both roles.
 //! - [`stream`]: messages longer than a packet.
@@ -23,6 +24,7 @@
 pub mod abi;
 pub mod atomic;
 pub mod channel;
+pub mod doorbell;
 pub mod layout;
 pub mod port;
 pub mod stream;
@@ -31,6 +33,7 @@ pub mod wire;
 
 pub use abi::{Abi, ClientImage, ClientPointers, SymbolKind};
 pub use channel::{Channel, ChannelError, Lane};
+pub use doorbell::{Doorbell, DoorbellPointers};
 pub use layout::{LaneWidth, Layout, LayoutError, PortCount};
 pub use port::{Device, Host, Incoming, Locks, OpenedPort, Port, PortState, Role};
 pub use stream::{FixedReceiver, FixedSender, StreamError, StreamReceiver, StreamSender};

@@ -15,6 +15,8 @@
 // FAKE_HSA_REFUSE=n in the environment does so from the start.
 //   fake_hsa_calls()       how many there were since
 //   fake_hsa_outstanding() what was taken and not given back: memory, signals, queues, readers, executables, starts
+//   fake_hsa_signals(n)    signals from here on have events (0), none (1), or are of a kind that nobody knows (2)
+//   fake_hsa_interrupt(n)  what a device does once it has written the event's number into its mailbox
 // Misuse (an unknown handle, a pointer freed twice, no access granted) ends the process with a line that says so.
 #include <hsa/amd_hsa_signal.h>
 #include <hsa/hsa.h>
@@ -68,7 +70,11 @@ uint64_t refused_at_first() {
 uint64_t calls, refused = refused_at_first(), next_handle = 1000;
 std::map<void *, uint64_t> blocks; // and the agents that may touch each, as bits
 std::set<uint64_t> handles;
-std::map<uint64_t, int64_t> signals;
+std::set<uint64_t> signals; // addresses of blocks, as devices know them
+uint64_t mailboxes[64];    // of events, by their numbers
+uint32_t next_event;
+enum { WITH_EVENTS, WITHOUT_EVENTS, OF_ANOTHER_KIND };
+uint32_t signals_are;
 int starts;
 
 struct Queue {
@@ -87,6 +93,10 @@ std::map<uint64_t, uint64_t *> executables;
   std::fprintf(stderr, "fake HSA: %s\n", what);
   std::abort();
 }
+int64_t &value_of(uint64_t signal) {
+  if (!signals.count(signal)) misuse("no such signal");
+  return const_cast<int64_t &>(reinterpret_cast<amd_signal_t *>(signal)->value);
+}
 using Guard = std::lock_guard<std::recursive_mutex>;
 bool refuse() { return ++calls == refused; }
 uint64_t fresh() {
@@ -95,6 +105,23 @@ uint64_t fresh() {
 }
 void gone(uint64_t handle) {
   if (!handles.erase(handle)) misuse("an unknown handle");
+}
+uint64_t signal(int64_t value) {
+  auto *block = new amd_signal_t{};
+  block->kind = signals_are == OF_ANOTHER_KIND ? AMD_SIGNAL_KIND_INVALID : AMD_SIGNAL_KIND_USER;
+  block->value = value;
+  if (signals_are == WITH_EVENTS) {
+    block->event_id = next_event++ % 63 + 1;
+    block->event_mailbox_ptr = reinterpret_cast<uint64_t>(mailboxes + block->event_id);
+  }
+  auto handle = reinterpret_cast<uint64_t>(block);
+  signals.insert(handle), handles.insert(handle);
+  return handle;
+}
+void no_signal(uint64_t handle) {
+  gone(handle);
+  if (!signals.erase(handle)) misuse("no such signal");
+  delete reinterpret_cast<amd_signal_t *>(handle);
 }
 template <typename T> hsa_status_t give(void *to, T value) {
   std::memcpy(to, &value, sizeof value);
@@ -144,7 +171,7 @@ void run(Queue &queue, hsa_kernel_dispatch_packet_t &packet) {
     bool ended = run_program(packet.kernel_object, packet.kernarg_address);
     lock.lock();
     if (ended) {
-      signals.at(packet.completion_signal.handle) -= 1;
+      __atomic_fetch_sub(&value_of(packet.completion_signal.handle), 1, __ATOMIC_RELEASE);
     } else {
       queue.failed = true;
       queue.callback(HSA_STATUS_ERROR_EXCEPTION, &queue.queue, queue.data);
@@ -158,7 +185,7 @@ void run(Queue &queue, hsa_kernel_dispatch_packet_t &packet) {
   } arguments;
   std::memcpy(&arguments, packet.kernarg_address, sizeof arguments);
   *arguments.to += arguments.number * packet.grid_size_x;
-  signals.at(packet.completion_signal.handle) -= 1;
+  __atomic_fetch_sub(&value_of(packet.completion_signal.handle), 1, __ATOMIC_RELEASE);
 }
 
 void serve(Queue *queue) {
@@ -190,6 +217,13 @@ void fake_hsa_refuse(uint64_t n) {
   calls = 0, refused = n;
 }
 uint64_t fake_hsa_calls(void) { return calls; }
+void fake_hsa_signals(uint64_t are) { signals_are = are; }
+void fake_hsa_interrupt(uint64_t event) {
+  Guard guard(lock);
+  if (!event || event >= 64 || mailboxes[event] != event) misuse("an interrupt of an event that the mailbox has not got");
+  mailboxes[event] = 0;
+  changed.notify_all();
+}
 uint64_t fake_hsa_outstanding(void) {
   Guard guard(lock);
   return blocks.size() + handles.size() + queues.size() + starts;
@@ -399,8 +433,7 @@ hsa_status_t hsa_queue_create(hsa_agent_t, uint32_t size, hsa_queue_type32_t typ
   queue->queue.base_address = std::aligned_alloc(64, 64 * size);
   for (uint32_t at = 0; at < size; at++)
     static_cast<hsa_kernel_dispatch_packet_t *>(queue->queue.base_address)[at].header = HSA_PACKET_TYPE_INVALID;
-  queue->doorbell = fresh();
-  signals[queue->doorbell] = -1;
+  queue->doorbell = signal(-1);
   queue->queue.doorbell_signal.handle = queue->doorbell;
   queue->callback = callback, queue->data = data;
   queue->thread = std::thread(serve, queue);
@@ -419,8 +452,7 @@ hsa_status_t hsa_queue_destroy(hsa_queue_t *handle) {
   }
   queue->thread.join();
   Guard guard(lock);
-  gone(queue->doorbell);
-  signals.erase(queue->doorbell);
+  no_signal(queue->doorbell);
   queues.erase(handle);
   std::free(queue->queue.base_address);
   delete queue;
@@ -444,31 +476,33 @@ uint64_t hsa_queue_add_write_index_scacq_screl(const hsa_queue_t *queue, uint64_
 hsa_status_t hsa_signal_create(hsa_signal_value_t initial, uint32_t, const hsa_agent_t *, hsa_signal_t *to) {
   Guard guard(lock);
   if (refuse()) return REFUSED;
-  to->handle = fresh();
-  signals[to->handle] = initial;
+  to->handle = signal(initial);
   return HSA_STATUS_SUCCESS;
 }
 hsa_status_t hsa_signal_destroy(hsa_signal_t signal) {
   Guard guard(lock);
-  gone(signal.handle);
-  signals.erase(signal.handle);
+  no_signal(signal.handle);
   return HSA_STATUS_SUCCESS;
 }
 void hsa_signal_store_screlease(hsa_signal_t signal, hsa_signal_value_t value) {
   Guard guard(lock);
-  signals.at(signal.handle) = value;
+  __atomic_store_n(&value_of(signal.handle), value, __ATOMIC_RELEASE);
+  changed.notify_all();
+}
+void hsa_signal_add_screlease(hsa_signal_t signal, hsa_signal_value_t value) {
+  Guard guard(lock);
+  __atomic_fetch_add(&value_of(signal.handle), value, __ATOMIC_RELEASE);
   changed.notify_all();
 }
 hsa_signal_value_t hsa_signal_wait_scacquire(hsa_signal_t signal, hsa_signal_condition_t condition, hsa_signal_value_t value,
                                              uint64_t timeout, hsa_wait_state_t) {
   std::unique_lock<std::recursive_mutex> guard(lock);
-  if (condition != HSA_SIGNAL_CONDITION_LT) misuse("a condition that nobody waits for");
-  changed.wait_for(guard, std::chrono::nanoseconds(timeout), [&] { return signals.at(signal.handle) < value; });
-  return signals.at(signal.handle);
-}
-uint32_t hsa_amd_signal_wait_any(uint32_t, hsa_signal_t *, hsa_signal_condition_t *, hsa_signal_value_t *, uint64_t,
-                                 hsa_wait_state_t, hsa_signal_value_t *) {
-  misuse("nobody waits for several signals yet");
+  if (condition != HSA_SIGNAL_CONDITION_LT && condition != HSA_SIGNAL_CONDITION_NE) misuse("a condition that nobody waits for");
+  auto now = [&] { return __atomic_load_n(&value_of(signal.handle), __ATOMIC_ACQUIRE); };
+  // As on a device, a value that changes without a notice ends no wait.
+  changed.wait_for(guard, std::chrono::nanoseconds(timeout),
+                   [&] { return condition == HSA_SIGNAL_CONDITION_NE ? now() != value : now() < value; });
+  return now();
 }
 
 } // extern "C"

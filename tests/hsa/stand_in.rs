@@ -5,10 +5,14 @@ use std::env;
 use std::error::Error;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use hostcall::Client;
 use hostcall::backend::hsa::{DeviceMemory, Executable, HsaAllocator, HsaError, Queue, devices};
-use hostcall::{LaneMask, Opcode, Registry, Server};
+use hostcall::protocol::{Channel, Locks};
+use hostcall::{Abi, IdlePolicy, LaneMask, Opcode, Registry, Server, Worker};
 use libloading::Library;
 
 const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
@@ -32,6 +36,18 @@ impl Control {
     fn refuse(&self, n: u64) {
         // SAFETY: the function's signature.
         unsafe { self.0.get::<unsafe extern "C" fn(u64)>(b"fake_hsa_refuse").expect("it")(n) }
+    }
+
+    /// Whether signals have events, none (1), or are unknown (2).
+    fn signals(&self, are: u64) {
+        // SAFETY: the function's signature.
+        unsafe { self.0.get::<unsafe extern "C" fn(u64)>(b"fake_hsa_signals").expect("it")(are) }
+    }
+
+    /// A device's interrupt.
+    fn interrupt(&self, event: u64) {
+        // SAFETY: the function's signature.
+        unsafe { self.0.get::<unsafe extern "C" fn(u64)>(b"fake_hsa_interrupt").expect("it")(event) }
     }
 
     fn number(&self, function: &[u8]) -> u64 {
@@ -75,7 +91,7 @@ fn the_stand_in_runs_everything() {
         .expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("4 passed"), "{text}{said}");
+    assert!(output.status.success() && text.contains("5 passed"), "{text}{said}");
 }
 
 /// From the first call to the last: what a program does that runs a kernel.
@@ -108,7 +124,7 @@ fn flow() -> Result<(), Box<dyn Error>> {
 
         let registry = Registry::new();
         registry.unary(Opcode::new(b'x', 1), |_, number: u64| number + 1)?;
-        let builder = Server::builder(allocator).registry(&registry).lanes(lanes);
+        let builder = Server::builder(allocator).abi(Abi::LlvmMain).registry(&registry).lanes(lanes);
         let server = builder.ports(agent.max_waves).build()?;
         let client = server.client();
         let port = client.try_open(Opcode::new(b'x', 1), LaneMask::lane(3))?.expect("a port");
@@ -236,5 +252,106 @@ fn over_it_kernels_left_behind_keep_what_they_use() -> Result<(), HsaError> {
         assert_eq!(control.outstanding(), before + 2 * 3, "and nothing of the refused one");
     }
     assert_eq!(control.outstanding(), 0);
+    Ok(())
+}
+
+/// The words of a server's doorbell block: counter, mailbox, event number.
+fn doorbell(server: &Server<HsaAllocator>) -> [u64; 3] {
+    let image = server.client_image();
+    let field = u64::from_ne_bytes(image.as_bytes()[8..16].try_into().expect("eight bytes"));
+    // SAFETY: the field points to the doorbell block, which has eight words, is the host's, too, and is
+    // written by nobody while the server lives.
+    unsafe { *(field as *const [u64; 3]) }
+}
+
+/// Opens a port and sends, as a device with LLVM's library does it, and rings the doorbell by hand.
+fn call(control: &Control, server: &Server<HsaAllocator>, rings: bool) -> u64 {
+    let [counter, mailbox, event] = doorbell(server);
+    // SAFETY: both are the signal's, or the server's own, for as long as the server lives.
+    let (counter, mailbox) =
+        unsafe { (&*(counter as *const AtomicU64), &*(mailbox as *const AtomicU64)) };
+    // A channel without a doorbell, over the same memory.
+    let image = server.client_image();
+    let word = |at: usize| {
+        u64::from_ne_bytes(image.as_bytes()[at..at + 8].try_into().expect("eight bytes")) as *mut u64
+    };
+    // SAFETY: the fields of the image are the server's memory, which outlives this function.
+    let channel = unsafe {
+        Channel::from_raw(server.layout(), word(16).cast(), word(24).cast(), word(32))
+    };
+    let locks = [const { AtomicU32::new(0) }; 64];
+    if rings && counter.fetch_add(1, Ordering::Relaxed) == 0 {
+        mailbox.store(event, Ordering::Release);
+        if event != 0 {
+            control.interrupt(event);
+        }
+    }
+    let client = Client::new(channel, Locks::new(&locks));
+    let mut reply = 0;
+    client
+        .call(Opcode::new(b'x', 1), LaneMask(1), |_| 41u64, |_, r: u64| reply = r)
+        .expect("a reply");
+    reply
+}
+
+/// Sleeps at the doorbell at once, and nearly for ever.
+const AT_THE_DOORBELL: IdlePolicy = IdlePolicy {
+    spin: Duration::ZERO,
+    pause: Duration::ZERO,
+    max_sleep: Duration::from_millis(1),
+    doorbell: Duration::from_secs(3600),
+};
+
+fn main_server(shards: u32) -> Result<Arc<Server<HsaAllocator>>, Box<dyn Error>> {
+    let registry = Registry::new();
+    registry.unary(Opcode::new(b'x', 1), |_, number: u64| number + 1)?;
+    let builder = Server::builder(HsaAllocator::open(0)?).abi(Abi::LlvmMain);
+    Ok(Arc::new(builder.registry(&registry).ports(64).lanes(64).shards(shards).build()?))
+}
+
+#[test]
+#[ignore = "run by the_stand_in_runs_everything"]
+fn over_it_a_worker_sleeps_at_the_doorbell_until_a_device_rings() -> Result<(), Box<dyn Error>> {
+    let control = Control::new();
+    let before = control.outstanding();
+    for threads in [1, 3] {
+        let server = main_server(threads)?;
+        let worker = Worker::builder(server.clone()).threads(threads as usize);
+        let worker = worker.idle(AT_THE_DOORBELL).start()?;
+        assert_ne!(doorbell(&server)[2], 0, "an event");
+        for _ in 0..50 {
+            assert_eq!(call(&control, &server, true), 42);
+            // A client of this process rings by the runtime's function.
+            let mut reply = 0;
+            let client = server.client();
+            client.call(Opcode::new(b'x', 1), LaneMask(1), |_| 1u64, |_, r: u64| reply = r)?;
+            assert_eq!(reply, 2);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        worker.stop()?;
+        // SAFETY: the counter lives as long as the server.
+        let counter = unsafe { &*(doorbell(&server)[0] as *const AtomicU64) };
+        assert_eq!(counter.load(Ordering::Acquire), 0, "nothing is counted twice");
+    }
+    // Without an event, the device writes its number into a place of the server's own, and the runtime looks.
+    control.signals(1);
+    let server = main_server(1)?;
+    let block = u64::from_ne_bytes(server.client_image().as_bytes()[8..16].try_into()?);
+    let [_, mailbox, event] = doorbell(&server);
+    assert_eq!((mailbox, event), (block + 32, 0));
+    let idle = IdlePolicy { doorbell: Duration::from_millis(1), ..AT_THE_DOORBELL };
+    let worker = Worker::builder(server.clone()).idle(idle).start()?;
+    assert_eq!(call(&control, &server, true), 42);
+    // A device that never rings is served, a sleep later.
+    assert_eq!(call(&control, &server, false), 42);
+    worker.stop()?;
+    // Signals of another kind have no fields that a device could use: there is no doorbell then.
+    control.signals(2);
+    assert_eq!(doorbell(&*main_server(1)?), [0; 3]);
+    control.signals(0);
+    let builder = Server::builder(HsaAllocator::open(0)?).abi(Abi::LlvmMain).doorbell(false);
+    assert_eq!(doorbell(&builder.build()?), [0; 3]);
+    drop(server);
+    assert_eq!(control.outstanding(), before);
     Ok(())
 }

@@ -305,13 +305,10 @@ functions! {
     ) -> Status;
     fn hsa_signal_destroy(signal: Signal) -> Status;
     fn hsa_signal_store_screlease(signal: Signal, value: SignalValue);
+    fn hsa_signal_add_screlease(signal: Signal, value: SignalValue);
     fn hsa_signal_wait_scacquire(
         signal: Signal, condition: Condition, value: SignalValue, timeout: u64, state: WaitState
     ) -> SignalValue;
-    fn hsa_amd_signal_wait_any(
-        count: u32, signals: *mut Signal, conditions: *mut Condition, values: *mut SignalValue,
-        timeout: u64, state: WaitState, value: *mut SignalValue
-    ) -> u32;
 }
 
 /// Why the functions cannot be had.

@@ -112,7 +112,7 @@ fn text(hsa: &Functions, status: Status) -> String {
 /// A signal, destroyed with its owner.
 #[derive(Debug)]
 pub(super) struct OwnSignal {
-    runtime: Arc<Runtime>,
+    pub(super) runtime: Arc<Runtime>,
     pub(super) raw: ffi::Signal,
 }
 
