@@ -127,8 +127,8 @@ pub use client::{Client, ClientError, ClientOpen, ClientPort};
 #[cfg(all(feature = "std", not(hostcall_loom)))]
 pub use host::*;
 pub use protocol::{
-    Abi, ClientImage, Doorbell, DoorbellPointers, Lane, LaneMask, LaneWidth, Layout, LayoutError, Opcode, Packet, PortCount,
-    Status, StreamError,
+    Abi, ClientImage, Doorbell, DoorbellPointers, Lane, LaneMask, LaneWidth, Layout, LayoutError,
+    Opcode, Packet, PortCount, Status, StreamError,
 };
 #[cfg(all(feature = "host", unix, not(hostcall_loom)))]
 pub use sim::{Report, Simulation, SimulationError, Warp};

@@ -3,11 +3,14 @@
 
 mod common;
 
-use common::memory::{AWAY, Ledger, LedgerAllocator, NoMemory};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use common::memory::{AWAY, Ledger, LedgerAllocator, NoMemory, TestDoorbell};
 use common::{A, Gate, play, poll_until, settle};
 use hostcall::{
-    Abi, BuildError, Builder, DeviceAddress, LaneMask, LayoutError, Purpose, Registry, Server,
-    Worker,
+    Abi, BuildError, Builder, DeviceAddress, Doorbell, LaneMask, LayoutError, Purpose, Registry,
+    Server, Worker,
 };
 
 fn builder(ledger: &Ledger, abi: Abi) -> Builder<LedgerAllocator> {
@@ -125,49 +128,95 @@ fn addresses_of_the_own_wire_are_the_allocators() {
     assert_eq!(fields(&server, 5)[1..], [mailboxes, block, replies, packets]);
 }
 
+/// The words of the doorbell block: the counter's address, the mailbox's, the event's number.
+fn doorbell_words(ledger: &Ledger) -> [u64; 3] {
+    [0, 1, 2].map(|index| ledger.word(Purpose::Doorbell, index))
+}
+
 #[test]
-fn the_doorbell_points_to_words_of_its_own_block_in_the_devices_view() {
+fn clients_are_told_where_the_allocators_doorbell_is() {
     for abi in [Abi::LlvmMain4096, Abi::LlvmMain] {
-        let ledger = Ledger::default();
+        let doorbell = Arc::new(TestDoorbell::with_mailbox(0x1234));
+        let ledger = Ledger::with_doorbell(doorbell.clone());
+        let server = builder(&ledger, abi).build().unwrap();
+        let counter = doorbell.pointers().counter;
+        assert_eq!(doorbell_words(&ledger), [counter, 0x1234, 7]);
+        assert_eq!(Arc::strong_count(&doorbell), 3, "the server has it");
+        drop(server);
+        assert_eq!(Arc::strong_count(&doorbell), 2);
+
+        // Without an event, there is a place that takes its number all the same.
+        let ledger = Ledger::with_doorbell(Arc::default());
         let _server = builder(&ledger, abi).build().unwrap();
-        let doorbell = ledger.address(Purpose::Doorbell);
-        let inside = doorbell..doorbell + 64;
-        assert!(inside.contains(&ledger.word(Purpose::Doorbell, 0)), "the counter's address");
-        assert!(inside.contains(&ledger.word(Purpose::Doorbell, 1)), "the mailbox's address");
+        let block = ledger.address(Purpose::Doorbell);
+        let mailbox = doorbell_words(&ledger)[1];
+        assert!((block + 24..=block + 56).contains(&mailbox), "behind the fields of the block");
     }
 }
 
-/// The counter that open ports are counted in, wherever the doorbell says that it is.
-fn rung(ledger: &Ledger) -> u64 {
-    let counter = ledger.word(Purpose::Doorbell, 0) - ledger.address(Purpose::Doorbell);
-    ledger.word(Purpose::Doorbell, counter as usize / 8)
+#[test]
+fn clients_are_told_that_there_is_no_doorbell() {
+    let silent = Ledger::default();
+    let _server = builder(&silent, Abi::LlvmMain).build().unwrap();
+    assert_eq!(doorbell_words(&silent), [0; 3], "the allocator has none");
+    let unwanted = Ledger::with_doorbell(Arc::default());
+    let _server = builder(&unwanted, Abi::LlvmMain).doorbell(false).build().unwrap();
+    assert_eq!(doorbell_words(&unwanted), [0; 3], "the server has to do without");
+}
+
+#[test]
+fn a_doorbell_that_cannot_be_had_fails_the_construction() {
+    let ledger = Ledger::failing_at_its_doorbell();
+    let error = builder(&ledger, Abi::LlvmMain).build().unwrap_err();
+    assert!(matches!(error, BuildError::Allocator(NoMemory::Doorbell)));
+    assert_eq!((ledger.live(), ledger.returned()), (0, (4, 0)));
+    // Interfaces that have no doorbell do not ask for one.
+    builder(&ledger, Abi::Llvm20).build().unwrap();
 }
 
 #[test]
 fn the_doorbell_is_silent_after_every_kind_of_end() {
     let registry = Registry::new();
     registry.unary(A, |_, n: u64| n).unwrap();
-    let ledger = Ledger::default();
+    let doorbell = Arc::new(TestDoorbell::default());
+    let rung = || doorbell.counter().load(Ordering::Acquire);
+    let ledger = Ledger::with_doorbell(doorbell.clone());
     let server = builder(&ledger, Abi::LlvmMain).registry(&registry).build().unwrap();
     let client = server.client();
     client.try_open(A, LaneMask(1)).unwrap().unwrap().close();
-    assert_eq!(rung(&ledger), 0, "opened and closed");
+    assert_eq!(rung(), 0, "opened and closed");
     drop(client.try_open(A, LaneMask(1)).unwrap());
-    assert_eq!(rung(&ledger), 0, "opened and dropped");
+    assert_eq!(rung(), 0, "opened and dropped");
     client.notify(A, LaneMask(1), |_| 1u64).unwrap();
-    assert_eq!(rung(&ledger), 1, "one conversation");
+    assert_eq!(rung(), 1, "one conversation");
+    client.notify(A, LaneMask(1), |_| 1u64).unwrap();
+    assert_eq!(rung(), 2, "two");
     settle(&server);
-    assert_eq!(rung(&ledger), 0, "served");
+    assert_eq!(rung(), 0, "served");
     client.notify(common::B, LaneMask(1), |_| 1u64).unwrap();
     settle(&server);
-    assert_eq!(rung(&ledger), 0, "unknown");
+    assert_eq!(rung(), 0, "unknown");
     let streamed = play(&server, async {
         let messages = [7; 1000];
         let opened = client.open_async(common::B, LaneMask(1)).await?;
         opened.send_stream_async(|_| &messages).await?.recv_async(|_| ()).await
     });
     assert!(streamed.is_err());
-    assert_eq!(rung(&ledger), 0, "refused with strays");
+    assert_eq!(rung(), 0, "refused with strays");
+}
+
+#[test]
+fn a_device_that_does_not_ring_is_served_and_nothing_wraps() {
+    let doorbell = Arc::new(TestDoorbell::default());
+    let server = builder(&Ledger::with_doorbell(doorbell.clone()), Abi::LlvmMain);
+    let server = server.registry(&served_registry()).build().unwrap();
+    for _ in 0..3 {
+        server.client().notify(A, LaneMask(1), |_| 1u64).unwrap();
+        doorbell.counter().store(0, Ordering::Release);
+        settle(&server);
+        assert_eq!(doorbell.counter().load(Ordering::Acquire), 0);
+    }
+    assert_eq!(server.stats().completed + server.stats().failed(), 3);
 }
 
 fn served_registry() -> Registry {
@@ -182,7 +231,7 @@ fn server_and_worker_in_every_order_leave_nothing_live() {
         let registry = served_registry();
         let start = |ledger: &Ledger| {
             let server = builder(ledger, abi).registry(&registry).build().unwrap();
-            let server = std::sync::Arc::new(server);
+            let server = Arc::new(server);
             let worker = Worker::start(server.clone()).unwrap();
             server.client().call(A, LaneMask(1), |_| 1u64, |_, _: u64| ()).unwrap();
             (server, worker)

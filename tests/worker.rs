@@ -4,16 +4,18 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use common::memory::{Ledger, LedgerAllocator};
+use common::memory::{Ledger, LedgerAllocator, TestDoorbell};
 use common::{
     A, B, C, Gate, Log, assert_all_ports_free, assert_nothing_in_flight, in_finite_time, server,
 };
 use hostcall::backend::host::HostAllocator;
 use hostcall::{
-    Builder, ErrorPolicy, IdlePolicy, LaneMask, Registry, Request, Server, Worker, WorkerError,
+    Abi, Builder, Doorbell, ErrorPolicy, IdlePolicy, LaneMask, Registry, Request, Server, Worker,
+    WorkerError,
 };
 use parking_lot::Mutex;
 
@@ -317,6 +319,121 @@ fn finished_blocking_work_wakes_a_sleeping_worker() {
             assert_eq!(common::received(&mut port), Ok(42));
         }
         worker.stop().unwrap();
+    });
+}
+
+/// A server with a doorbell, whose sleepers nothing but a ring wakes.
+fn with_doorbell(registry: &Registry) -> (Arc<TestDoorbell>, Builder<LedgerAllocator>) {
+    let doorbell = Arc::new(TestDoorbell::default());
+    let allocator = Ledger::with_doorbell(doorbell.clone()).allocator();
+    (doorbell, Server::builder(allocator).abi(Abi::LlvmMain).registry(registry))
+}
+
+/// Until the only thing left to do is to sleep at the doorbell.
+fn until_asleep_at(doorbell: &TestDoorbell) {
+    while !doorbell.has_sleeper() {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_worker_asleep_at_its_doorbell_goes_on_when_it_rings() {
+    in_finite_time(|| {
+        for threads in [1, 4] {
+            let (doorbell, builder) = with_doorbell(&squares());
+            let server = builder.ports(64).shards(threads).build().unwrap();
+            let worker = Worker::builder(server).threads(threads as usize);
+            let idle = IdlePolicy { max_sleep: Duration::from_millis(1), ..SLEEPY };
+            let worker = worker.idle(idle).start().unwrap();
+            for n in 0..200 {
+                assert_eq!(square(worker.server(), n), n * n, "whichever shard it is");
+                if n % 10 == 0 {
+                    until_asleep_at(&doorbell);
+                }
+            }
+            worker.stop().unwrap();
+            assert!(doorbell.waits() >= 20);
+            assert_eq!(doorbell.counter().load(Ordering::Acquire), 0);
+        }
+    });
+}
+
+#[test]
+fn a_worker_asleep_at_its_doorbell_hears_the_host_too() {
+    in_finite_time(|| {
+        let (doorbell, builder) = with_doorbell(&squares());
+        let server = Arc::new(builder.ports(64).shards(4).build().unwrap());
+        for n in 0..100 {
+            let worker = Worker::builder(server.clone()).threads(4).idle(SLEEPY).start().unwrap();
+            if n % 2 == 0 {
+                until_asleep_at(&doorbell);
+                worker.server().wake();
+            }
+            until_asleep_at(&doorbell);
+            worker.stop().unwrap();
+            assert_eq!(doorbell.counter().load(Ordering::Acquire), 0, "no ring of the host stays");
+        }
+        let worker = Worker::builder(server.clone()).threads(4).idle(SLEEPY).start().unwrap();
+        until_asleep_at(&doorbell);
+        server.shutdown();
+        drop(worker);
+        assert_eq!(Arc::strong_count(&server), 1, "no thread is left");
+    });
+}
+
+#[test]
+fn with_a_port_open_a_worker_looks_instead_of_waiting_at_the_doorbell() {
+    in_finite_time(|| {
+        let registry = Registry::new();
+        registry
+            .conversation(A, async |mut call| {
+                loop {
+                    call.recv(|_| ()).await?;
+                }
+            })
+            .unwrap();
+        let (doorbell, builder) = with_doorbell(&registry);
+        let idle = IdlePolicy { max_sleep: Duration::from_millis(1), ..SLEEPY };
+        let worker = Worker::builder(builder.build().unwrap()).idle(idle).start().unwrap();
+        let mut port = worker.server().client().open(A, ONE).unwrap().send(|_| ());
+        while worker.server().stats().in_flight() == 0 {
+            thread::yield_now();
+        }
+        let waits = doorbell.waits();
+        for _ in 0..20 {
+            port.send(|_| ()).unwrap();
+        }
+        assert_eq!(doorbell.waits(), waits, "nobody would have rung for those");
+    });
+}
+
+#[test]
+fn a_ring_that_gets_lost_costs_one_sleep() {
+    in_finite_time(|| {
+        let (doorbell, builder) = with_doorbell(&squares());
+        doorbell.mute.store(true, Ordering::Release);
+        let idle = IdlePolicy { doorbell: Duration::from_millis(1), ..SLEEPY };
+        let idle = IdlePolicy { max_sleep: Duration::from_millis(1), ..idle };
+        let worker = Worker::builder(builder.build().unwrap()).idle(idle).start().unwrap();
+        for n in 0..20 {
+            until_asleep_at(&doorbell);
+            assert_eq!(square(worker.server(), n), n * n);
+        }
+    });
+}
+
+#[test]
+fn a_worker_told_so_does_not_wait_at_the_doorbell() {
+    in_finite_time(|| {
+        let (doorbell, builder) = with_doorbell(&squares());
+        let idle = IdlePolicy { doorbell: Duration::ZERO, ..SLEEPY };
+        let idle = IdlePolicy { max_sleep: Duration::from_millis(1), ..idle };
+        let worker = Worker::builder(builder.build().unwrap()).idle(idle).start().unwrap();
+        for n in 0..20 {
+            assert_eq!(square(worker.server(), n), n * n);
+            thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(doorbell.waits(), 0);
     });
 }
 

@@ -5,11 +5,12 @@
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use hostcall::backend::host::{HostAllocator, HostAllocatorError};
-use hostcall::{DeviceAddress, Purpose, SharedAllocator, SharedBlock};
-use parking_lot::Mutex;
+use hostcall::{DeviceAddress, Doorbell, DoorbellPointers, Purpose, SharedAllocator, SharedBlock};
+use parking_lot::{Condvar, Mutex};
 
 /// How far device addresses are from host addresses.
 pub(crate) const AWAY: u64 = 1 << 60;
@@ -27,6 +28,65 @@ struct Entries {
     /// Blocks that came back and were not given out like that.
     strangers: Vec<SharedBlock>,
     fail_at: Option<usize>,
+    doorbell: Option<Arc<TestDoorbell>>,
+}
+
+/// A doorbell with a thread's wait behind it, instead of a device's interrupt.
+#[derive(Debug, Default)]
+pub(crate) struct TestDoorbell {
+    counter: AtomicU64,
+    lock: Mutex<()>,
+    rung: Condvar,
+    waits: AtomicUsize,
+    waiting: AtomicUsize,
+    /// Whether rings are counted, and wake nobody.
+    pub(crate) mute: AtomicBool,
+    mailbox: Option<u64>,
+}
+
+impl TestDoorbell {
+    pub(crate) fn with_mailbox(mailbox: u64) -> Self {
+        TestDoorbell { mailbox: Some(mailbox), ..TestDoorbell::default() }
+    }
+
+    /// How often somebody came to wait.
+    pub(crate) fn waits(&self) -> usize {
+        self.waits.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody waits.
+    pub(crate) fn has_sleeper(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) == 1
+    }
+}
+
+impl Doorbell for TestDoorbell {
+    fn counter(&self) -> &AtomicU64 {
+        &self.counter
+    }
+
+    fn pointers(&self) -> DoorbellPointers {
+        let counter = AWAY + (&raw const self.counter) as u64;
+        DoorbellPointers { counter, mailbox: self.mailbox, event_id: 7 }
+    }
+
+    fn ring(&self) {
+        self.counter.fetch_add(1, Ordering::AcqRel);
+        if !self.mute.load(Ordering::Acquire) {
+            drop(self.lock.lock());
+            self.rung.notify_all();
+        }
+    }
+
+    fn wait(&self, limit: Duration) {
+        let mut lock = self.lock.lock();
+        self.waits.fetch_add(1, Ordering::AcqRel);
+        assert_eq!(self.waiting.fetch_add(1, Ordering::AcqRel), 0, "one at a time");
+        if self.counter.load(Ordering::Acquire) == 0 {
+            self.rung.wait_for(&mut lock, limit);
+        }
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 // SAFETY: addresses of the strangers are only printed.
@@ -39,6 +99,8 @@ pub(crate) struct LedgerAllocator(Ledger);
 pub(crate) enum NoMemory {
     #[error("request {0} was to fail")]
     Planned(usize),
+    #[error("the doorbell was to fail")]
+    Doorbell,
     #[error(transparent)]
     Host(#[from] HostAllocatorError),
 }
@@ -53,6 +115,18 @@ impl Ledger {
         let ledger = Ledger::default();
         ledger.0.lock().fail_at = Some(request);
         ledger
+    }
+
+    /// With a doorbell.
+    pub(crate) fn with_doorbell(doorbell: Arc<TestDoorbell>) -> Self {
+        let ledger = Ledger::default();
+        ledger.0.lock().doorbell = Some(doorbell);
+        ledger
+    }
+
+    /// With a doorbell that cannot be had.
+    pub(crate) fn failing_at_its_doorbell() -> Self {
+        Ledger::failing_at(usize::MAX)
     }
 
     /// What requests were for, in order, with the one that failed.
@@ -78,13 +152,13 @@ impl Ledger {
 
     /// Eight bytes of the live block for this, as a device sees them.
     pub(crate) fn word(&self, purpose: Purpose, index: usize) -> u64 {
-        self.with_word(purpose, index, |word| word.load(std::sync::atomic::Ordering::Acquire))
+        self.with_word(purpose, index, |word| word.load(Ordering::Acquire))
     }
 
     /// Writes eight bytes as a device would, also against the rules.
     pub(crate) fn set_word(&self, purpose: Purpose, index: usize, value: u64) {
         self.with_word(purpose, index, |word| {
-            word.store(value, std::sync::atomic::Ordering::Release);
+            word.store(value, Ordering::Release);
         });
     }
 
@@ -135,6 +209,15 @@ unsafe impl SharedAllocator for LedgerAllocator {
                 unsafe { HostAllocator.deallocate(block) }
             }
             _ => entries.strangers.push(block),
+        }
+    }
+
+    fn doorbell(&self) -> Result<Option<Arc<dyn Doorbell>>, NoMemory> {
+        let entries = self.0.0.lock();
+        match &entries.doorbell {
+            _ if entries.fail_at == Some(usize::MAX) => Err(NoMemory::Doorbell),
+            Some(doorbell) => Ok(Some(doorbell.clone())),
+            None => Ok(None),
         }
     }
 }

@@ -47,7 +47,9 @@ impl Control {
     /// A device's interrupt.
     fn interrupt(&self, event: u64) {
         // SAFETY: the function's signature.
-        unsafe { self.0.get::<unsafe extern "C" fn(u64)>(b"fake_hsa_interrupt").expect("it")(event) }
+        unsafe {
+            self.0.get::<unsafe extern "C" fn(u64)>(b"fake_hsa_interrupt").expect("it")(event);
+        }
     }
 
     fn number(&self, function: &[u8]) -> u64 {
@@ -124,7 +126,8 @@ fn flow() -> Result<(), Box<dyn Error>> {
 
         let registry = Registry::new();
         registry.unary(Opcode::new(b'x', 1), |_, number: u64| number + 1)?;
-        let builder = Server::builder(allocator).abi(Abi::LlvmMain).registry(&registry).lanes(lanes);
+        let builder =
+            Server::builder(allocator).abi(Abi::LlvmMain).registry(&registry).lanes(lanes);
         let server = builder.ports(agent.max_waves).build()?;
         let client = server.client();
         let port = client.try_open(Opcode::new(b'x', 1), LaneMask::lane(3))?.expect("a port");
@@ -273,12 +276,12 @@ fn call(control: &Control, server: &Server<HsaAllocator>, rings: bool) -> u64 {
     // A channel without a doorbell, over the same memory.
     let image = server.client_image();
     let word = |at: usize| {
-        u64::from_ne_bytes(image.as_bytes()[at..at + 8].try_into().expect("eight bytes")) as *mut u64
+        u64::from_ne_bytes(image.as_bytes()[at..at + 8].try_into().expect("eight bytes"))
+            as *mut u64
     };
     // SAFETY: the fields of the image are the server's memory, which outlives this function.
-    let channel = unsafe {
-        Channel::from_raw(server.layout(), word(16).cast(), word(24).cast(), word(32))
-    };
+    let channel =
+        unsafe { Channel::from_raw(server.layout(), word(16).cast(), word(24).cast(), word(32)) };
     let locks = [const { AtomicU32::new(0) }; 64];
     if rings && counter.fetch_add(1, Ordering::Relaxed) == 0 {
         mailbox.store(event, Ordering::Release);
