@@ -195,6 +195,46 @@ fn each_call_of_the_runtime_may_fail_and_all_is_given_back() {
     }
 }
 
+#[test]
+fn what_the_runtime_finds_in_the_image_is_checked() {
+    if !tools() {
+        return;
+    }
+    let run = |odd: &str, options: &[&str]| {
+        let output = Command::new(LOADER)
+            .env("HOSTCALL_HSA_RUNTIME", stand_in())
+            .env("FAKE_HSA_ODD", odd)
+            .args(options.iter().map(OsStr::new).chain([gfx90a().as_os_str(), "return".as_ref()]))
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (odd, part) in [
+        ("two-clients", "the program has __llvm_rpc_client as well"),
+        ("llvm17-client", "programs of LLVM 20 and later run on AMD GPUs"),
+        ("odd-client", "no known client object has 100 bytes"),
+        ("no-kernels", "no kernel _start"),
+        ("no-isas", "gfx90a"),
+    ] {
+        let (status, stderr) = run(odd, &["--timeout", "10"]);
+        assert_eq!((status, stderr.lines().count()), (Some(1), 1), "{odd}: {stderr}");
+        assert!(stderr.contains(part), "{odd}: {stderr}");
+    }
+    // What it says, nobody hears; it runs all the same.
+    assert_eq!(run("no-client", &["--timeout", "10"]), (Some(0), String::new()));
+    let (status, stderr) = run("", &["--abi", "llvm20", "--stack", "64K"]);
+    assert_eq!(status, Some(0), "the one that it is: {stderr}");
+    let (status, stderr) = run("", &["--abi", "main"]);
+    assert!(status == Some(1) && stderr.contains("leave --abi away"), "{stderr}");
+    let listed = Command::new(LOADER)
+        .env("HOSTCALL_HSA_RUNTIME", stand_in())
+        .env("FAKE_HSA_ODD", "no-isas")
+        .arg("--list-devices")
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("hsa 0: Stand-in Instinct\n"));
+}
+
 /// Where a text stands in bytes.
 fn position(bytes: &[u8], text: &[u8]) -> usize {
     bytes.windows(text.len()).position(|window| window == text).expect("it is there")
@@ -218,6 +258,7 @@ fn broken_copies_are_refused_or_run_and_nothing_else() {
     let at = |name: &[u8]| position(&image, name) + name.len();
     broken("no-list", &|copy| copy[at(b"amdhsa.kernels") - 1] = b'Z', "no list of kernels");
     broken("no-target", &|copy| copy[at(b"amdhsa.target") - 1] = b'T', "no target");
+    broken("two-widths", &|copy| copy[at(b".wavefront_size")] = 32, "32");
     broken("lanes", &|copy| copy[at(b".wavefront_size")] = 17, "waves of 17 lanes");
     broken(
         "size",

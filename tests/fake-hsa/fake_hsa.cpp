@@ -4,7 +4,7 @@
 //
 //   c++ -std=c++17 -shared -fPIC -pthread fake_hsa.cpp -o libfake-hsa.so;  HOSTCALL_HSA_RUNTIME=/path/to/libfake-hsa.so
 //
-// There are a CPU and two GPUs: 0 has waves of 64, and fine-grained memory that the host reaches; 1 has waves of 32, and
+// There are a CPU, a device of another kind and two GPUs: 0 has waves of 64, and fine-grained memory that the host reaches; 1 has waves of 32, and
 // none. Memory is filled with 0xa5, so that somebody must zero it. Code objects are any bytes that begin as an ELF file
 // does, whatever is in them. Each has the kernels and the client object of the loader's test program (tests/gpu), which run
 // as a warp of one lane on the queue's thread; a kernel `add.kd`, whose arguments are the address of a u64 and a u64 to add to it; `fault.kd`, which has
@@ -15,7 +15,14 @@
 // FAKE_HSA_REFUSE=n in the environment does so from the start.
 //   fake_hsa_calls()       how many there were since
 //   fake_hsa_outstanding() what was taken and not given back: memory, signals, queues, readers, executables, starts
-//   fake_hsa_signals(n)    signals from here on have events (0), none (1), or are of a kind that nobody knows (2)
+//   fake_hsa_odd(text)     is odd in a way from here on, "" for none; FAKE_HSA_ODD=text does so from the start:
+//     no-events, unknown-signals  signals have no events, or are of a kind that nobody knows
+//     keeps-memory                memory is not taken back
+//     no-host-memory              the CPU has no fine-grained memory
+//     no-text                     statuses have no text
+//     no-isas                     the devices run nothing
+//     no-client, llvm17-client, two-clients, odd-client   what client objects programs have
+//     no-kernels                  programs have none, whatever is in them
 //   fake_hsa_interrupt(n)  what a device does once it has written the event's number into its mailbox
 // Misuse (an unknown handle, a pointer freed twice, no access granted) ends the process with a line that says so.
 #include <hsa/amd_hsa_signal.h>
@@ -47,8 +54,8 @@ extern "C" {
 namespace {
 
 constexpr auto REFUSED = HSA_STATUS_ERROR_OUT_OF_RESOURCES;
-enum : uint64_t { CPU = 1, GPU0 = 2, GPU1 = 3, AGENTS = 3 };
-enum : uint64_t { HOST_POOL = 11, ARGUMENT_POOL = 12, COARSE_POOL = 20, NEAR_POOL = 30 }; // + agent for the last two
+enum : uint64_t { CPU = 1, GPU0 = 2, GPU1 = 3, DSP = 4, AGENTS = 4 };
+enum : uint64_t { DEVICES_POOL = 10, HOST_POOL = 11, ARGUMENT_POOL = 12, COARSE_POOL = 20, NEAR_POOL = 30 }; // + agent for the last two
 constexpr uint64_t ADD = 101, FAULT = 102, FOREVER = 103, COUNTER = 104, BEGIN = 105, START = 106, END = 107, CLIENT = 108,
                    CLOCK = 109;
 uint64_t clock_freq;
@@ -73,8 +80,8 @@ std::set<uint64_t> handles;
 std::set<uint64_t> signals; // addresses of blocks, as devices know them
 uint64_t mailboxes[64];    // of events, by their numbers
 uint32_t next_event;
-enum { WITH_EVENTS, WITHOUT_EVENTS, OF_ANOTHER_KIND };
-uint32_t signals_are;
+std::string oddity = std::getenv("FAKE_HSA_ODD") ? std::getenv("FAKE_HSA_ODD") : "";
+bool odd(const char *way) { return oddity == way; }
 int starts;
 
 struct Queue {
@@ -108,9 +115,9 @@ void gone(uint64_t handle) {
 }
 uint64_t signal(int64_t value) {
   auto *block = new amd_signal_t{};
-  block->kind = signals_are == OF_ANOTHER_KIND ? AMD_SIGNAL_KIND_INVALID : AMD_SIGNAL_KIND_USER;
+  block->kind = odd("unknown-signals") ? AMD_SIGNAL_KIND_INVALID : AMD_SIGNAL_KIND_USER;
   block->value = value;
-  if (signals_are == WITH_EVENTS) {
+  if (!odd("no-events")) {
     block->event_id = next_event++ % 63 + 1;
     block->event_mailbox_ptr = reinterpret_cast<uint64_t>(mailboxes + block->event_id);
   }
@@ -217,7 +224,10 @@ void fake_hsa_refuse(uint64_t n) {
   calls = 0, refused = n;
 }
 uint64_t fake_hsa_calls(void) { return calls; }
-void fake_hsa_signals(uint64_t are) { signals_are = are; }
+void fake_hsa_odd(const char *way) {
+  Guard guard(lock);
+  oddity = way;
+}
 void fake_hsa_interrupt(uint64_t event) {
   Guard guard(lock);
   if (!event || event >= 64 || mailboxes[event] != event) misuse("an interrupt of an event that the mailbox has not got");
@@ -242,6 +252,7 @@ hsa_status_t hsa_shut_down(void) {
   return HSA_STATUS_SUCCESS;
 }
 hsa_status_t hsa_status_string(hsa_status_t status, const char **to) {
+  if (odd("no-text")) return HSA_STATUS_ERROR_INVALID_ARGUMENT;
   *to = status == REFUSED ? "refused by the stand-in" : status == HSA_STATUS_ERROR_EXCEPTION ? "a planned fault" : "other";
   return HSA_STATUS_SUCCESS;
 }
@@ -266,7 +277,9 @@ hsa_status_t hsa_agent_get_info(hsa_agent_t agent, hsa_agent_info_t attribute, v
   if (refuse()) return REFUSED;
   bool first = agent.handle == GPU0;
   switch (static_cast<uint32_t>(attribute)) {
-  case HSA_AGENT_INFO_DEVICE: return give<uint32_t>(to, agent.handle == CPU ? HSA_DEVICE_TYPE_CPU : HSA_DEVICE_TYPE_GPU);
+  case HSA_AGENT_INFO_DEVICE: return give<uint32_t>(to, agent.handle == CPU   ? HSA_DEVICE_TYPE_CPU
+                                                          : agent.handle == DSP ? HSA_DEVICE_TYPE_DSP
+                                                                                : HSA_DEVICE_TYPE_GPU);
   case HSA_AGENT_INFO_NAME: return text(to, first ? "gfx90a" : "gfx1100");
   case HSA_AMD_AGENT_INFO_PRODUCT_NAME: return text(to, first ? "Stand-in Instinct" : "");
   case HSA_AMD_AGENT_INFO_COMPUTE_UNIT_COUNT: return give<uint32_t>(to, first ? 4 : 2);
@@ -279,7 +292,8 @@ hsa_status_t hsa_agent_get_info(hsa_agent_t agent, hsa_agent_info_t attribute, v
 }
 hsa_status_t hsa_agent_iterate_isas(hsa_agent_t agent, hsa_status_t (*callback)(hsa_isa_t, void *), void *data) {
   Guard guard(lock);
-  return refuse() ? REFUSED : callback({agent.handle}, data);
+  if (refuse()) return REFUSED;
+  return odd("no-isas") ? HSA_STATUS_SUCCESS : callback({agent.handle}, data);
 }
 hsa_status_t hsa_isa_get_info_alt(hsa_isa_t isa, hsa_isa_info_t attribute, void *to) {
   Guard guard(lock);
@@ -293,6 +307,7 @@ hsa_status_t hsa_amd_agent_iterate_memory_pools(hsa_agent_t agent, hsa_status_t 
   Guard guard(lock);
   if (refuse()) return REFUSED;
   if (agent.handle == CPU) {
+    callback({DEVICES_POOL}, data);
     callback({ARGUMENT_POOL}, data);
     return callback({HOST_POOL}, data);
   }
@@ -304,11 +319,12 @@ hsa_status_t hsa_amd_memory_pool_get_info(hsa_amd_memory_pool_t pool, hsa_amd_me
   if (refuse()) return REFUSED;
   switch (attribute) {
   case HSA_AMD_MEMORY_POOL_INFO_SEGMENT: return give<uint32_t>(to, HSA_AMD_SEGMENT_GLOBAL);
-  case HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED: return give<bool>(to, true);
+  case HSA_AMD_MEMORY_POOL_INFO_RUNTIME_ALLOC_ALLOWED: return give<bool>(to, pool.handle != DEVICES_POOL);
   case HSA_AMD_MEMORY_POOL_INFO_GLOBAL_FLAGS: {
     uint32_t fine = HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_FINE_GRAINED;
     if (pool.handle == ARGUMENT_POOL) fine |= HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_KERNARG_INIT;
-    bool coarse = pool.handle > COARSE_POOL && pool.handle <= COARSE_POOL + AGENTS;
+    bool coarse = (pool.handle > COARSE_POOL && pool.handle <= COARSE_POOL + AGENTS) ||
+                  (odd("no-host-memory") && pool.handle < COARSE_POOL);
     return give<uint32_t>(to, coarse ? uint32_t{HSA_AMD_MEMORY_POOL_GLOBAL_FLAG_COARSE_GRAINED} : fine);
   }
   default: misuse("an unknown attribute of a pool");
@@ -321,6 +337,7 @@ hsa_status_t hsa_amd_agent_memory_pool_get_info(hsa_agent_t, hsa_amd_memory_pool
 hsa_status_t hsa_amd_memory_pool_allocate(hsa_amd_memory_pool_t pool, size_t size, uint32_t, void **to) {
   Guard guard(lock);
   if (refuse()) return REFUSED;
+  if (pool.handle == DEVICES_POOL) misuse("a pool that gives nothing");
   size_t pages = (size + 4095) / 4096 * 4096;
   *to = std::aligned_alloc(4096, pages);
   std::memset(*to, 0xa5, pages);
@@ -330,6 +347,7 @@ hsa_status_t hsa_amd_memory_pool_allocate(hsa_amd_memory_pool_t pool, size_t siz
 hsa_status_t hsa_amd_memory_pool_free(void *block) {
   Guard guard(lock);
   if (!blocks.erase(block)) misuse("a block that is none, or was freed");
+  if (odd("keeps-memory")) return HSA_STATUS_ERROR; // for good: the test would leak it
   std::free(block);
   return HSA_STATUS_SUCCESS;
 }
@@ -391,10 +409,14 @@ hsa_status_t hsa_executable_get_symbol_by_name(hsa_executable_t executable, cons
   Guard guard(lock);
   if (refuse()) return REFUSED;
   if (!executables.count(executable.handle)) misuse("no such executable");
-  const std::map<std::string, uint64_t> symbols = {{"add.kd", ADD}, {"fault.kd", FAULT}, {"forever.kd", FOREVER},
+  std::map<std::string, uint64_t> symbols = {{"add.kd", ADD}, {"fault.kd", FAULT}, {"forever.kd", FOREVER},
                                                  {"counter", COUNTER}, {"_begin.kd", BEGIN}, {"_start.kd", START},
                                                  {"_end.kd", END}, {"__hostcall_client", CLIENT},
                                                  {"__llvm_libc_clock_freq", CLOCK}};
+  if (odd("no-client")) symbols.erase("__hostcall_client");
+  if (odd("llvm17-client")) symbols.erase("__hostcall_client"), symbols["__llvm_libc_rpc_client"] = COUNTER;
+  if (odd("two-clients")) symbols["__llvm_rpc_client"] = CLIENT;
+  if (odd("no-kernels")) symbols.erase("_start.kd");
   auto found = symbols.find(name);
   if (found == symbols.end()) return HSA_STATUS_ERROR_INVALID_SYMBOL_NAME;
   to->handle = executable.handle * 1000 + found->second;
@@ -416,7 +438,7 @@ hsa_status_t hsa_executable_symbol_get_info(hsa_executable_symbol_t symbol, hsa_
                                   : which == CLOCK ? &clock_freq
                                                    : executables.at(symbol.handle / 1000));
   case HSA_EXECUTABLE_SYMBOL_INFO_VARIABLE_SIZE:
-    return give<uint32_t>(to, which == CLIENT ? sizeof __hostcall_client : 8);
+    return give<uint32_t>(to, which == CLIENT ? (odd("odd-client") ? 100 : sizeof __hostcall_client) : 8);
   default: misuse("an unknown attribute of a symbol");
   }
 }
