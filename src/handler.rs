@@ -114,7 +114,7 @@ impl<'a> Request<'a> {
     /// The packets of the active lanes, lowest lane first, to read and to change in place.
     #[inline]
     pub fn lanes(&self) -> impl Iterator<Item = Lane<'a>> + use<'a> {
-        self.channel.lanes(true, self.caller.port, self.caller.mask, self.state.out())
+        self.channel.lanes(self.caller.port, self.caller.mask)
     }
 
     /// Tells whoever runs the server that the device program wants to end.

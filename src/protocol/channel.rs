@@ -127,22 +127,19 @@ impl<'c> Channel<'c> {
         Lane { words: Words::Packet(&self.packets_of(port)[lane as usize]), lane }
     }
 
-    /// The packets of a port's active lanes, lowest lane first, for the side whose turn it is: the host
-    /// or the device. `out` is what that side last wrote into its mailbox. Lanes that the layout does
-    /// not have are left out.
+    /// The packets of a port's active lanes, lowest lane first, for the side whose turn it is. Lanes that
+    /// the layout does not have are left out.
     ///
     /// # Panics
     /// When the layout has no such port.
     #[inline]
     pub(crate) fn lanes(
         &self,
-        is_host: bool,
         port: u32,
         mask: LaneMask,
-        out: u32,
     ) -> impl Iterator<Item = Lane<'c>> + use<'c> {
         let mask = mask.cut(self.layout.lanes());
-        let rows = self.is_tagged().then(|| self.turn(is_host, port, mask, out).rows());
+        let rows = self.is_tagged().then(|| self.rows(port, mask));
         let packets = if rows.is_some() { &[] } else { self.packets_of(port) };
         (0..).zip(mask.iter()).map(move |(rank, lane)| match rows {
             Some(rows) => Lane { words: Words::Tagged(rows, rank), lane },
@@ -161,11 +158,16 @@ impl<'c> Channel<'c> {
     pub(super) fn turn(&self, is_host: bool, port: u32, mask: LaneMask, count: u32) -> Turn<'c> {
         let (request, reply) = (self.request(port), self.reply(port));
         let (mine, theirs) = if is_host { (reply, request) } else { (request, reply) };
-        let width = self.layout.lanes();
-        let words = PACKET_WORDS * width.get() as usize;
+        Turn { mine, theirs, rows: self.rows(port, mask), count }
+    }
+
+    /// Where the words of a port's lanes are on the crate's own wire.
+    #[inline]
+    fn rows(&self, port: u32, mask: LaneMask) -> Rows<'c> {
+        let width = self.layout.lanes().get();
+        let words = PACKET_WORDS * width as usize;
         let packet = self.block(self.layout.packet_offset(port, 0), words);
-        let notes = &self.primary[port as usize];
-        Turn { mine, theirs, packet, notes, mask, width, count }
+        Rows::new(packet, &self.primary[port as usize], width, mask.count())
     }
 
     /// A port's request on the crate's own wire.

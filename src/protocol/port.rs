@@ -184,11 +184,8 @@ impl PortState {
     }
 
     #[inline]
-    fn lanes<'c, R: Role>(
-        &self,
-        channel: &Channel<'c>,
-    ) -> impl Iterator<Item = Lane<'c>> + use<'c, R> {
-        channel.lanes(R::IS_HOST, self.index, self.mask, self.out)
+    fn lanes<'c>(&self, channel: &Channel<'c>) -> impl Iterator<Item = Lane<'c>> + use<'c> {
+        channel.lanes(self.index, self.mask)
     }
 
     #[inline]
@@ -206,7 +203,7 @@ impl PortState {
             let out = self.turn::<Host>(channel).refuse(status.to_wire());
             return self.pass_on::<Host>(channel, out);
         }
-        self.lanes::<Host>(channel).for_each(|lane| lane.clear());
+        self.lanes(channel).for_each(|lane| lane.clear());
         channel.set_opcode_and_status(self.index, CROSSED_OUT, status.to_wire());
         self.hand_over::<Host>(channel);
     }
@@ -330,7 +327,7 @@ impl<'c, R: Role> Port<'c, R> {
     /// The packets of the active lanes, whoever owns them now.
     #[inline]
     pub(crate) fn lanes(&self) -> impl Iterator<Item = Lane<'c>> + use<'c, R> {
-        self.state.lanes::<R>(&self.channel)
+        self.state.lanes(&self.channel)
     }
 
     #[inline]

@@ -244,6 +244,17 @@ pub(super) struct Rows<'c> {
 }
 
 impl<'c> Rows<'c> {
+    #[inline]
+    pub(super) fn new(
+        packet: &'c [AtomicU64],
+        notes: &'c AtomicU32,
+        width: u32,
+        ranks: u32,
+    ) -> Self {
+        let readable = notes.load(Ordering::Relaxed) & 0xff;
+        Rows { packet, notes, readable, width, ranks }
+    }
+
     /// How many rows can be read, and how many have been written.
     #[inline]
     fn notes(self) -> (u32, u32) {
@@ -273,9 +284,7 @@ impl<'c> Rows<'c> {
     #[inline]
     pub(super) fn set_word(self, rank: u32, index: usize, value: u64) {
         assert!(index < PACKET_WORDS, "word {index} of {PACKET_WORDS}");
-        if index as u32 >= self.notes().1 {
-            self.reserve(index + 1);
-        }
+        self.reserve(index + 1);
         self.at(rank, index).store(value, Ordering::Relaxed);
     }
 
@@ -283,21 +292,23 @@ impl<'c> Rows<'c> {
     /// or sent are zero.
     #[inline]
     pub(super) fn reserve(self, rows: usize) {
-        let (readable, written) = self.notes();
-        let rows = rows as u32;
-        if rows > readable {
-            self.clear(readable, rows);
+        if rows as u32 > self.notes().1 {
+            grow(self.packet, self.notes, self.width, self.ranks, rows);
         }
-        self.note(readable.max(rows), written.max(rows));
     }
+}
 
-    #[inline(never)]
-    fn clear(self, from: u32, to: u32) {
-        for index in from..to {
-            (0..self.ranks)
-                .for_each(|rank| self.at(rank, index as usize).store(0, Ordering::Relaxed));
-        }
+/// Writes one more row, or more than one. Arguments, not [`Rows`]: what is given by reference has to lie in
+/// memory, for each lane of the loop that this is called from once.
+#[cold]
+#[inline(never)]
+fn grow(packet: &[AtomicU64], notes: &AtomicU32, width: u32, ranks: u32, rows: usize) {
+    let rows_of = Rows::new(packet, notes, width, ranks);
+    let readable = rows_of.notes().0;
+    for row in readable as usize..rows {
+        (0..ranks).for_each(|rank| rows_of.at(rank, row).store(0, Ordering::Relaxed));
     }
+    rows_of.note(readable.max(rows as u32), rows as u32);
 }
 
 /// A message that has come, and the one that answers it.
@@ -305,26 +316,12 @@ impl<'c> Rows<'c> {
 pub(super) struct Turn<'c> {
     pub(super) mine: Cells<'c>,
     pub(super) theirs: Cells<'c>,
-    pub(super) packet: &'c [AtomicU64],
-    pub(super) notes: &'c AtomicU32,
-    pub(super) mask: LaneMask,
-    pub(super) width: LaneWidth,
+    pub(super) rows: Rows<'c>,
     /// This side's count so far.
     pub(super) count: u32,
 }
 
 impl<'c> Turn<'c> {
-    #[inline]
-    pub(super) fn rows(&self) -> Rows<'c> {
-        Rows {
-            packet: self.packet,
-            notes: self.notes,
-            readable: self.notes.load(Ordering::Relaxed) & 0xff,
-            width: self.width.get(),
-            ranks: self.mask.count(),
-        }
-    }
-
     #[inline]
     fn kind(&self) -> Kind {
         let [low, high] =
@@ -342,25 +339,25 @@ impl<'c> Turn<'c> {
             Kind::Word if self.unpack() => 1,
             Kind::Word => return false,
         };
-        self.rows().note(readable, 0);
+        self.rows.note(readable, 0);
         true
     }
 
     #[inline]
     fn unpack(&self) -> bool {
-        let ranks = self.mask.count();
+        let ranks = self.rows.ranks;
         let of = count(self.theirs.low(0).load(Ordering::Relaxed));
         let tag = Tag::new(word(0, of, 0) as u32);
-        self.packet[0].store(self.theirs.value(0), Ordering::Relaxed);
+        self.rows.packet[0].store(self.theirs.value(0), Ordering::Relaxed);
         let (cells, _) = self.theirs.others(ranks).as_chunks();
-        let (words, _) = self.packet[1..].as_chunks();
+        let (words, _) = self.rows.packet[1..].as_chunks();
         let mut complete = true;
         for (cells, words) in cells.iter().zip(words) {
             complete &= unpack_cells(cells, tag, words);
         }
         if ranks > 0 && ranks.is_multiple_of(2) {
             let last = ranks - 1;
-            self.packet[last as usize].store(self.theirs.value(last), Ordering::Relaxed);
+            self.rows.packet[last as usize].store(self.theirs.value(last), Ordering::Relaxed);
             complete &= self.theirs.has(last, of);
         }
         complete
@@ -368,7 +365,7 @@ impl<'c> Turn<'c> {
 
     /// Begins a turn that nothing has come before: a client's who opens a port.
     pub(super) fn begin_empty(&self) {
-        self.rows().note(0, 0);
+        self.rows.note(0, 0);
     }
 
     /// Sends what has been written. Returns the new count, which a client writes into its mailbox
@@ -377,14 +374,14 @@ impl<'c> Turn<'c> {
     pub(super) fn send(&self, opening: bool) -> u32 {
         let next = next(self.count);
         let flags = if opening { OPENING | ORDERED } else { ORDERED };
-        match self.rows().notes().1 {
+        match self.rows.notes().1 {
             0 => self.complete(next, 0, flags, 0),
             1 => {
-                let value = |rank: u32| self.packet[rank as usize].load(Ordering::Relaxed);
-                let ranks = self.mask.count();
+                let value = |rank: u32| self.rows.packet[rank as usize].load(Ordering::Relaxed);
+                let ranks = self.rows.ranks;
                 let tag = Tag::new(word(0, next, 0) as u32);
                 let (cells, _) = self.mine.others(ranks).as_chunks();
-                let (words, _) = self.packet[1..].as_chunks();
+                let (words, _) = self.rows.packet[1..].as_chunks();
                 cells.iter().zip(words).for_each(|(cells, words)| pack_cells(words, tag, cells));
                 if ranks > 0 && ranks.is_multiple_of(2) {
                     self.put(ranks - 1, next, value(ranks - 1));
@@ -431,8 +428,8 @@ impl<'c> Turn<'c> {
     /// Gives this count to all tagged words that the message does not use.
     #[cold]
     fn refresh(&self, of: u32, low_meta: u32) {
-        let used = if low_meta & KIND == 1 { self.mask.count() } else { 1 };
-        (used..self.width.get()).for_each(|rank| self.put(rank, of, 0));
+        let used = if low_meta & KIND == 1 { self.rows.ranks } else { 1 };
+        (used..self.rows.width).for_each(|rank| self.put(rank, of, 0));
         if low_meta & OPENING == 0 && self.mine.others > 0 {
             self.mine.open(of, 0, LaneMask::EMPTY);
         }

@@ -170,7 +170,10 @@ impl LaneMask {
     /// How many lanes take part.
     #[inline]
     pub const fn count(self) -> u32 {
-        self.0.count_ones()
+        // The lanes of most warps lie together from 0 on, and an x86-64 of any age has no instruction that
+        // counts bits.
+        let first = self.0.trailing_ones();
+        if first == 64 || self.0 >> first == 0 { first } else { self.0.count_ones() }
     }
 
     /// Whether no lane takes part.
