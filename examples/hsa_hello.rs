@@ -9,8 +9,8 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use hostcall::Server;
 use hostcall::backend::hsa::{self, HsaAllocator};
+use hostcall::{Abi, Server};
 
 fn main() -> ExitCode {
     match run() {
@@ -27,7 +27,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         println!("device {ordinal}: {}, {}", agent.name, agent.isas.join(", "));
     }
     let allocator = HsaAllocator::open(0)?;
-    let (ports, lanes) = (allocator.agent().max_waves, allocator.agent().wavefront_size);
+    let (waves, lanes) = (allocator.agent().max_waves, allocator.agent().wavefront_size);
+    let ports = waves.min(Abi::Llvm20.max_ports());
     let server = Server::builder(allocator).ports(ports).lanes(lanes).build()?;
     println!("a server of {ports} ports of {lanes} lanes at {:#x}", server.buffer().0);
     Ok(())

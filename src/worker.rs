@@ -185,7 +185,7 @@ fn serve<A: SharedAllocator + 'static>(
     control: &Control,
 ) {
     let (mut idle_since, mut heard) = (None, 0);
-    let doorbell = server.doorbell().filter(|_| !idle.doorbell.is_zero());
+    let own_doorbell = server.doorbell().filter(|_| !idle.doorbell.is_zero());
     while !control.stop.load(Ordering::Acquire) {
         let mut served = 0;
         for &shard in shards {
@@ -208,12 +208,16 @@ fn serve<A: SharedAllocator + 'static>(
             thread::yield_now();
         } else {
             // With a port open, the doorbell does not tell of the next message.
-            let doorbell = doorbell.filter(|doorbell| doorbell.is_silent());
+            let doorbell = own_doorbell.filter(|doorbell| doorbell.is_silent());
             let time = match doorbell {
                 Some(_) => idle.doorbell,
                 None => (silent / 4).min(idle.max_sleep),
             };
             server.core().bell.wait(&mut heard, time, doorbell);
+            if doorbell.is_some_and(|doorbell| !doorbell.is_silent()) {
+                // Devices ring before their message is there.
+                idle_since = None;
+            }
         }
     }
 }

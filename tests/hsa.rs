@@ -44,6 +44,15 @@ fn a_library_that_is_no_runtime_is_named_with_the_function_it_lacks() {
     assert!(stderr.contains("hsa_"), "{stderr}");
 }
 
+#[test]
+fn the_example_gives_a_large_device_a_server() {
+    let Some(stand_in) = stand_in::library() else { return };
+    let output = hello(stand_in.to_str());
+    let stdout = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains("a server of 4096 ports of 64 lanes"), "{stdout}");
+}
+
 /// The runtime of Debian starts only where its kernel driver is.
 #[test]
 fn without_a_device_the_error_is_another_one() {

@@ -222,7 +222,7 @@ fn what_the_runtime_finds_in_the_image_is_checked() {
     }
     // What it says, nobody hears; it runs all the same.
     assert_eq!(run("no-client", &["--timeout", "10"]), (Some(0), String::new()));
-    let (status, stderr) = run("", &["--abi", "llvm20", "--stack", "64K"]);
+    let (status, stderr) = run("", &["--abi", "llvm20"]);
     assert_eq!(status, Some(0), "the one that it is: {stderr}");
     let (status, stderr) = run("", &["--abi", "main"]);
     assert!(status == Some(1) && stderr.contains("leave --abi away"), "{stderr}");
@@ -233,6 +233,23 @@ fn what_the_runtime_finds_in_the_image_is_checked() {
         .output()
         .unwrap();
     assert!(String::from_utf8_lossy(&listed.stdout).contains("hsa 0: Stand-in Instinct\n"));
+}
+
+/// The stand-in ends the process where the kernel gets another stack than it says here.
+#[test]
+fn a_kernel_whose_stack_the_compiler_does_not_know_gets_one() {
+    if !tools() {
+        return;
+    }
+    for (options, stack) in [(&[] as &[&str], "16384"), (&["--stack", "64K"], "65536")] {
+        let output = Command::new(LOADER)
+            .env("HOSTCALL_HSA_RUNTIME", stand_in())
+            .env("FAKE_HSA_STACK", stack)
+            .args(options.iter().map(OsStr::new).chain([gfx90a().as_os_str(), "return".as_ref()]))
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{stack}: {output:?}");
+    }
 }
 
 /// Where a text stands in bytes.

@@ -381,6 +381,39 @@ fn a_worker_asleep_at_its_doorbell_hears_the_host_too() {
     });
 }
 
+/// Calls of several clients that overlap, and rings of the host between them: one count that stayed would
+/// swallow the next interrupt, for an hour.
+#[test]
+fn clients_and_host_ring_together_and_nobody_is_forgotten() {
+    in_finite_time(|| {
+        for threads in [1, 2] {
+            let (doorbell, builder) = with_doorbell(&squares());
+            let server = Arc::new(builder.ports(64).shards(threads).build().unwrap());
+            let worker = Worker::builder(server.clone()).threads(threads as usize);
+            let idle = IdlePolicy { max_sleep: Duration::from_millis(1), ..SLEEPY };
+            let worker = worker.idle(idle).start().unwrap();
+            thread::scope(|scope| {
+                for client in 0..3 {
+                    let (server, doorbell) = (&server, &doorbell);
+                    scope.spawn(move || {
+                        for n in 0..200 {
+                            assert_eq!(square(server, n), n * n);
+                            if n % 20 == client {
+                                server.wake();
+                                thread::sleep(Duration::from_micros(500));
+                            }
+                        }
+                        assert!(doorbell.waits() > 0);
+                    });
+                }
+            });
+            until_asleep_at(&doorbell);
+            worker.stop().unwrap();
+            assert_eq!(doorbell.counter().load(Ordering::Acquire), 0);
+        }
+    });
+}
+
 #[test]
 fn with_a_port_open_a_worker_looks_instead_of_waiting_at_the_doorbell() {
     in_finite_time(|| {

@@ -10,11 +10,11 @@
 //! - [`DeviceMemory`]: memory of the GPU alone.
 //!
 //! ```no_run
-//! use hostcall::Server;
 //! use hostcall::backend::hsa::HsaAllocator;
+//! use hostcall::{Abi, Server};
 //! let allocator = HsaAllocator::open(0)?;
 //! let agent = allocator.agent();
-//! let (ports, lanes) = (agent.max_waves, agent.wavefront_size);
+//! let (ports, lanes) = (agent.max_waves.min(Abi::Llvm20.max_ports()), agent.wavefront_size);
 //! let server = Server::builder(allocator).ports(ports).lanes(lanes).build()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -25,15 +25,14 @@
 //! device is refused with its reason. Everything behind the runtime's start has run over a stand-in that
 //! exports the same functions over host memory, with each call refused in turn. **AMD hardware has not run
 //! it yet.** The first to have some: run the example `hsa_hello`; a server's calls from a kernel; a
-//! kernel that faults (does the queue's callback get it, or does the runtime end the process?); flags in device
-//! memory (does the device see the host's stores at once?); the doorbell (does its interrupt end the worker's
+//! kernel that writes to address 0, and one with an illegal instruction (is the fault an [`HsaError::Fault`], and
+//! can the process go on?); flags in device memory (does the device see the host's stores at once?); the doorbell (does its interrupt end the worker's
 //! sleep, soon after a call and after an hour of silence?); and a server under load for an hour.
 //!
 //! # Where memory lies
 //!
-//! Packets, and flags that the host polls, are in fine-grained memory of the host. Flags that the
-//! device polls are in fine-grained memory of the device, where it has some that the host reaches; that
-//! saves the device's looks the way over the bus.
+//! All of it is in fine-grained memory of the host, as with LLVM's own loader. Flags that the device polls
+//! can be [placed in the device's memory](HsaAllocator::flags_on_device).
 //!
 //! # The doorbell
 //!
@@ -50,6 +49,7 @@
 mod agents;
 mod doorbell;
 mod executable;
+mod fault;
 #[allow(dead_code, reason = "some are looked at by the device, or compared by the test only")]
 mod ffi;
 mod memory;
@@ -232,7 +232,10 @@ pub fn devices() -> Result<Vec<GpuAgent>, HsaError> {
 /// Device addresses are the host's. Copies of an allocator are of the same device, and keep the
 /// runtime running. One server for each device: each has an allocator of its own.
 #[derive(Clone)]
-pub struct HsaAllocator(Arc<Opened>);
+pub struct HsaAllocator {
+    opened: Arc<Opened>,
+    flags_on_device: bool,
+}
 
 struct Opened {
     device: Arc<Device>,
@@ -246,21 +249,33 @@ impl HsaAllocator {
     /// As [`devices`], and [`HsaError::NoSuchDevice`] or [`HsaError::NoPool`].
     pub fn open(ordinal: usize) -> Result<Self, HsaError> {
         let device = Arc::new(Device::open(ordinal)?);
-        Ok(HsaAllocator(Arc::new(Opened { device, lost: AtomicU64::new(0) })))
+        let opened = Arc::new(Opened { device, lost: AtomicU64::new(0) });
+        Ok(HsaAllocator { opened, flags_on_device: false })
+    }
+
+    /// Places the flags that the device polls in fine-grained memory of the device, where it has some that
+    /// the host reaches: the device's looks need not cross the bus then.
+    ///
+    /// Only for devices that see the host's stores there at once, as those that share their memory with
+    /// the host do. Over PCIe such stores may stay in buffers on the way, and clients wait for them.
+    #[must_use]
+    pub fn flags_on_device(mut self) -> Self {
+        self.flags_on_device = true;
+        self
     }
 
     /// The device.
     pub fn agent(&self) -> &GpuAgent {
-        &self.0.device.description
+        &self.opened.device.description
     }
 
     /// Bytes that the runtime would not take back. It frees them when it ends.
     pub fn lost_bytes(&self) -> u64 {
-        self.0.lost.load(Ordering::Relaxed)
+        self.opened.lost.load(Ordering::Relaxed)
     }
 
     fn device(&self) -> &Arc<Device> {
-        &self.0.device
+        &self.opened.device
     }
 }
 
@@ -274,7 +289,9 @@ unsafe impl SharedAllocator for HsaAllocator {
     fn allocate(&self, layout: Layout, purpose: Purpose) -> Result<SharedBlock, HsaError> {
         let device = self.device();
         let host = match purpose {
-            Purpose::DevicePolledFlags => device.take_near(layout.size())?,
+            Purpose::DevicePolledFlags if self.flags_on_device => {
+                device.take_near(layout.size())?
+            }
             _ => device.take_host(layout.size())?,
         };
         let block = SharedBlock { host, device: DeviceAddress(host.as_ptr() as u64), layout };
@@ -291,7 +308,7 @@ unsafe impl SharedAllocator for HsaAllocator {
         // used any more, and was not given back before.
         if !unsafe { self.device().give_back(block.host) } {
             // Nobody could do better: it is counted.
-            self.0.lost.fetch_add(block.layout.size() as u64, Ordering::Relaxed);
+            self.opened.lost.fetch_add(block.layout.size() as u64, Ordering::Relaxed);
         }
     }
 

@@ -166,13 +166,9 @@ pub(crate) struct SharedMemory<A: SharedAllocator> {
     #[expect(dead_code, reason = "owned, to be given back; used through the channel")]
     blocks: [Option<SharedBox<A>>; 4],
     #[expect(dead_code, reason = "as the blocks")]
-    notes: Option<Box<[AtomicU32]>>,
+    notes: Option<Arc<[AtomicU32]>>,
     doorbell: Option<Arc<dyn Doorbell>>,
 }
-
-/// Bytes into the doorbell block, behind the fields that clients read: where devices put the event's
-/// number when there is no event.
-const SPARE_MAILBOX: u64 = 32;
 
 impl<A: SharedAllocator> SharedMemory<A> {
     pub(crate) fn new(
@@ -203,8 +199,7 @@ impl<A: SharedAllocator> SharedMemory<A> {
         };
         if let (Some(block), Some(doorbell)) = (&doorbell_block, &doorbell) {
             let pointers = doorbell.pointers();
-            let mailbox = pointers.mailbox.unwrap_or(block.device().0 + SPARE_MAILBOX);
-            let words = [pointers.counter, mailbox, pointers.event_id.into()];
+            let words = [pointers.counter, pointers.mailbox, pointers.event_id.into()];
             // SAFETY: the block has 64 bytes at least, aligned to 8, and nobody else has its
             // address yet.
             unsafe { block.host().cast::<[u64; 3]>().write(words) }
@@ -221,7 +216,7 @@ impl<A: SharedAllocator> SharedMemory<A> {
             packets: at(first_packet(&layout)),
         };
         // The crate's own wire has no mailboxes there, and keeps notes instead.
-        let notes: Option<Box<[AtomicU32]>> = match primary {
+        let notes: Option<Arc<[AtomicU32]>> = match primary {
             Some(_) => None,
             None => Some((0..layout.ports().get()).map(|_| AtomicU32::new(0)).collect()),
         };

@@ -94,7 +94,10 @@ impl CodeObject {
 
     /// Whether a device that runs this instruction set runs the code.
     pub(super) fn runs_on(&self, isa: &str) -> bool {
-        let (mut wanted, mut there) = (self.target.split(':'), isa.split(':'));
+        if system(&self.target) != system(isa) {
+            return false;
+        }
+        let (mut wanted, mut there) = (self.processor().split(':'), processor(isa).split(':'));
         let same = wanted.next() == there.next();
         let features: Vec<_> = there.collect();
         same && wanted.all(|feature| features.contains(&feature))
@@ -102,8 +105,20 @@ impl CodeObject {
 
     /// The processor, as `gfx90a`, with its features.
     pub(super) fn processor(&self) -> &str {
-        self.target.rsplit("--").next().unwrap_or_default()
+        processor(&self.target)
     }
+}
+
+/// Of `amdgcn-amd-amdhsa--gfx90a:xnack-`: what comes after the four parts of the triple, of which compilers
+/// fill in the vendor and the environment, or not.
+pub(super) fn processor(target: &str) -> &str {
+    target.splitn(5, '-').nth(4).unwrap_or(target)
+}
+
+/// Architecture and operating system of a target.
+fn system(target: &str) -> (Option<&str>, Option<&str>) {
+    let mut parts = target.split('-');
+    (parts.next(), parts.nth(1))
 }
 
 /// The contents of the first note with metadata.
@@ -149,7 +164,7 @@ impl KernelInfo {
                 (number(map, ".offset").map_err(of)?, number(map, ".size").map_err(of)?);
             let (offset, bytes, kind) = (offset as usize, bytes as usize, Kind::new(kind));
             let fits = offset.checked_add(bytes).is_some_and(|end| end <= size);
-            if !fits || (kind != Kind::Nothing && bytes > 8) {
+            if !fits {
                 let text = format!("{symbol}: an argument of {bytes} bytes at {offset} of {size}");
                 return Err(text);
             }
@@ -157,6 +172,13 @@ impl KernelInfo {
         }
         let most_threads = number(map, ".max_flat_workgroup_size").map_err(of)?;
         Ok(KernelInfo { symbol: symbol.to_owned(), lanes, most_threads, size, arguments })
+    }
+
+    /// An argument that a loader has no value for: it gives numbers and addresses.
+    pub(super) fn unfillable(&self) -> Option<String> {
+        let mut arguments = self.arguments.iter();
+        let large = arguments.find(|a| a.kind != Kind::Nothing && a.size > 8)?;
+        Some(format!("{}: an argument of {} bytes", self.symbol, large.size))
     }
 
     /// How many arguments the program's source gives it.
@@ -177,6 +199,7 @@ impl KernelInfo {
                 Kind::Dimensions => 3,
                 Kind::Nothing => continue,
             };
+            let size = size.min(8);
             bytes[offset..offset + size].copy_from_slice(&value.to_le_bytes()[..size]);
         }
         bytes
@@ -233,11 +256,16 @@ mod tests {
 
     #[test]
     fn arguments_outside_their_segment_are_refused() {
-        for (offset, size) in [(60, 8), (u32::MAX.into(), 8), (0, 16)] {
+        for (offset, size) in [(60, 8), (u32::MAX.into(), 8), (56, 16)] {
             let error = kernel(64, vec![argument(offset, size, "by_value")]).unwrap_err();
             assert!(error.contains("an argument of"), "{error}");
         }
-        assert!(kernel(64, vec![argument(0, 8, "by_value")]).is_ok());
+        let unfillable = |size| {
+            let arguments = vec![argument(0, size, "by_value"), argument(32, 16, "hidden_none")];
+            kernel(64, arguments).unwrap().unfillable()
+        };
+        assert_eq!(unfillable(8), None);
+        assert_eq!(unfillable(16).as_deref(), Some("_start.kd: an argument of 16 bytes"));
         assert!(kernel(48, vec![]).unwrap_err().contains("48 lanes"));
         assert!(kernel(64, vec![map(vec![])]).unwrap_err().contains("no kind"));
     }
@@ -254,5 +282,21 @@ mod tests {
             !runs("gfx90a:xnack+", device) && !runs("gfx90", device) && !runs("gfx906", device)
         );
         assert!(runs("gfx1100", "gfx1100") && !runs("gfx1100", device));
+        assert!(runs("gfx9-generic", "gfx9-generic") && !runs("gfx9-generic", "gfx9"));
+    }
+
+    #[test]
+    fn the_triple_of_a_target_may_be_written_in_full() {
+        let object = |target: &str| CodeObject { target: target.to_owned(), kernels: Vec::new() };
+        let isa = "amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-";
+        for triple in ["amdgcn-amd-amdhsa-", "amdgcn-amd-amdhsa-unknown", "amdgcn-unknown-amdhsa-"]
+        {
+            let object = object(&format!("{triple}-gfx90a:xnack-"));
+            assert!(object.runs_on(isa), "{triple}");
+            assert_eq!(object.processor(), "gfx90a:xnack-");
+        }
+        for other in ["amdgcn-amd-amdpal--gfx90a", "r600-amd-amdhsa--gfx90a", "gfx90a", ""] {
+            assert!(!object(other).runs_on(isa), "{other}");
+        }
     }
 }

@@ -14,7 +14,7 @@ use crate::protocol::abi::UnknownSymbol;
 use crate::server::Server;
 
 use super::arguments::Arguments;
-use super::code_object::{CodeObject, KernelInfo};
+use super::code_object::{CodeObject, KernelInfo, processor};
 use super::error::{LoaderError, RuntimeError};
 use super::image::{Image, ImageError};
 use super::options::Options;
@@ -24,10 +24,13 @@ use super::signals::Signals;
 /// The variable of LLVM's C library with the ticks of the device's clock in a second.
 const CLOCK_SYMBOL: &str = "__llvm_libc_clock_freq";
 
+/// The stack of each thread where the compiler does not know how much it takes, as in LLVM's loader.
+const DYNAMIC_STACK: u32 = 16 << 10;
+
 /// The devices, a line each.
 pub(super) fn devices() -> Result<Vec<String>, LoaderError> {
     let line = |device: hsa::GpuAgent| match device.isas.first() {
-        Some(isa) => format!("{} ({})", device.name, isa.rsplit("--").next().unwrap_or(isa)),
+        Some(isa) => format!("{} ({})", device.name, processor(isa)),
         None => device.name,
     };
     Ok(hsa::devices()?.into_iter().map(line).collect())
@@ -87,7 +90,7 @@ fn choose(options: &Options, object: &CodeObject) -> Result<usize, LoaderError> 
     };
     chosen.ok_or_else(|| {
         let isas = devices.iter().flat_map(|device| &device.isas);
-        let isas = isas.map(|isa| isa.rsplit("--").next().unwrap_or(isa));
+        let isas = isas.map(|isa| processor(isa));
         LoaderError::OtherGpu {
             path: options.image.clone(),
             processor: object.processor().to_owned(),
@@ -115,11 +118,16 @@ fn find(
         return Ok(None);
     };
     kernel.checked(info.parameters())?;
+    if let Some(reason) = info.unfillable() {
+        let (path, source) = (options.image.clone(), ImageError::BadMetadata(reason));
+        return Err(LoaderError::Image { path, source });
+    }
     let Some(mut found) = executable.kernel(&format!("{}.kd", kernel.name()))? else {
         return Ok(None);
     };
-    if let Some(stack) = options.stack {
-        found.private_size = found.private_size.max(u32::try_from(stack).unwrap_or(u32::MAX));
+    let stack = options.stack.map(|stack| u32::try_from(stack).unwrap_or(u32::MAX));
+    if let Some(stack) = stack.or(found.dynamic_stack.then_some(DYNAMIC_STACK)) {
+        found = found.with_stack(stack);
     }
     let (lanes, most_threads) = (info.lanes, info.most_threads);
     Ok(Some(Found { kernel: found, lanes, most_threads, info: info.clone() }))

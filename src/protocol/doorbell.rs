@@ -16,9 +16,8 @@ use super::atomic::{AtomicU64, Ordering};
 pub struct DoorbellPointers {
     /// The counter of open ports, eight bytes.
     pub counter: u64,
-    /// Eight bytes that take the event's number before the interrupt. `None` where there is no event:
-    /// the server gives the device a place of its own then, for clients that write without a look.
-    pub mailbox: Option<u64>,
+    /// Eight bytes that take the event's number before the interrupt. Clients write there without a look.
+    pub mailbox: u64,
     /// The number that the interrupt carries.
     pub event_id: u32,
 }

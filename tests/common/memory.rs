@@ -31,24 +31,20 @@ struct Entries {
     doorbell: Option<Arc<TestDoorbell>>,
 }
 
-/// A doorbell with a thread's wait behind it, instead of a device's interrupt.
+/// A doorbell that interrupts as a device does: when the counter leaves zero, once, before the message is
+/// there. The interrupt is kept for a sleeper who comes late.
 #[derive(Debug, Default)]
 pub(crate) struct TestDoorbell {
     counter: AtomicU64,
-    lock: Mutex<()>,
+    interrupted: Mutex<bool>,
     rung: Condvar,
     waits: AtomicUsize,
     waiting: AtomicUsize,
     /// Whether rings are counted, and wake nobody.
     pub(crate) mute: AtomicBool,
-    mailbox: Option<u64>,
 }
 
 impl TestDoorbell {
-    pub(crate) fn with_mailbox(mailbox: u64) -> Self {
-        TestDoorbell { mailbox: Some(mailbox), ..TestDoorbell::default() }
-    }
-
     /// How often somebody came to wait.
     pub(crate) fn waits(&self) -> usize {
         self.waits.load(Ordering::Acquire)
@@ -67,24 +63,24 @@ impl Doorbell for TestDoorbell {
 
     fn pointers(&self) -> DoorbellPointers {
         let counter = AWAY + (&raw const self.counter) as u64;
-        DoorbellPointers { counter, mailbox: self.mailbox, event_id: 7 }
+        DoorbellPointers { counter, mailbox: 0x1234, event_id: 7 }
     }
 
     fn ring(&self) {
-        self.counter.fetch_add(1, Ordering::AcqRel);
-        if !self.mute.load(Ordering::Acquire) {
-            drop(self.lock.lock());
+        if self.counter.fetch_add(1, Ordering::AcqRel) == 0 && !self.mute.load(Ordering::Acquire) {
+            *self.interrupted.lock() = true;
             self.rung.notify_all();
         }
     }
 
     fn wait(&self, limit: Duration) {
-        let mut lock = self.lock.lock();
+        let mut interrupted = self.interrupted.lock();
         self.waits.fetch_add(1, Ordering::AcqRel);
         assert_eq!(self.waiting.fetch_add(1, Ordering::AcqRel), 0, "one at a time");
-        if self.counter.load(Ordering::Acquire) == 0 {
-            self.rung.wait_for(&mut lock, limit);
+        if self.counter.load(Ordering::Acquire) == 0 && !*interrupted {
+            self.rung.wait_for(&mut interrupted, limit);
         }
+        *interrupted = false;
         self.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -8,7 +8,7 @@
 // none. Memory is filled with 0xa5, so that somebody must zero it. Code objects are any bytes that begin as an ELF file
 // does, whatever is in them. Each has the kernels and the client object of the loader's test program (tests/gpu), which run
 // as a warp of one lane on the queue's thread; a kernel `add.kd`, whose arguments are the address of a u64 and a u64 to add to it; `fault.kd`, which has
-// none and fails; `forever.kd`, which has none and ends with its queue; and a variable `counter` of eight bytes.
+// none and fails; `page.kd`, which goes to memory that is not there; `forever.kd`, which has none and ends with its queue; and a variable `counter` of eight bytes.
 //
 // Functions of its own, for the test:
 //   fake_hsa_refuse(n)     counts calls from here on and refuses the n-th that can be refused; 0: none
@@ -23,6 +23,8 @@
 //     no-isas                     the devices run nothing
 //     no-client, llvm17-client, two-clients, odd-client   what client objects programs have
 //     no-kernels                  programs have none, whatever is in them
+//   fake_hsa_waits()       how often somebody waited for a signal
+//   fake_hsa_memory_fault(agent)  what the handler of memory faults answers; 0: of another event
 //   fake_hsa_interrupt(n)  what a device does once it has written the event's number into its mailbox
 // Misuse (an unknown handle, a pointer freed twice, no access granted) ends the process with a line that says so.
 #include <hsa/amd_hsa_signal.h>
@@ -57,7 +59,7 @@ constexpr auto REFUSED = HSA_STATUS_ERROR_OUT_OF_RESOURCES;
 enum : uint64_t { CPU = 1, GPU0 = 2, GPU1 = 3, DSP = 4, AGENTS = 4 };
 enum : uint64_t { DEVICES_POOL = 10, HOST_POOL = 11, ARGUMENT_POOL = 12, COARSE_POOL = 20, NEAR_POOL = 30 }; // + agent for the last two
 constexpr uint64_t ADD = 101, FAULT = 102, FOREVER = 103, COUNTER = 104, BEGIN = 105, START = 106, END = 107, CLIENT = 108,
-                   CLOCK = 109;
+                   CLOCK = 109, PAGE = 110;
 uint64_t clock_freq;
 thread_local jmp_buf trap;
 
@@ -83,11 +85,14 @@ uint32_t next_event;
 std::string oddity = std::getenv("FAKE_HSA_ODD") ? std::getenv("FAKE_HSA_ODD") : "";
 bool odd(const char *way) { return oddity == way; }
 int starts;
+hsa_amd_system_event_callback_t handler;
+void *handlers_data;
+std::atomic<uint64_t> waits;
 
 struct Queue {
   hsa_queue_t queue;
   uint64_t written, read;
-  uint64_t doorbell;
+  uint64_t doorbell, agent;
   bool failed, stop;
   void (*callback)(hsa_status_t, hsa_queue_t *, void *);
   void *data;
@@ -162,7 +167,31 @@ bool run_program(uint64_t kernel, const void *kernarg) {
 // One packet on a queue's thread, which holds the lock.
 void run(Queue &queue, hsa_kernel_dispatch_packet_t &packet) {
   if ((packet.header & 0xff) != HSA_PACKET_TYPE_KERNEL_DISPATCH) misuse("no kernel dispatch packet");
-  if (packet.setup != 3 || !packet.workgroup_size_x || packet.grid_size_x % packet.workgroup_size_x) misuse("a bad grid");
+  if ((packet.header >> HSA_PACKET_HEADER_SCACQUIRE_FENCE_SCOPE & 3) != HSA_FENCE_SCOPE_SYSTEM ||
+      (packet.header >> HSA_PACKET_HEADER_SCRELEASE_FENCE_SCOPE & 3) != HSA_FENCE_SCOPE_SYSTEM)
+    misuse("a packet that orders nothing");
+  const uint16_t group[] = {packet.workgroup_size_x, packet.workgroup_size_y, packet.workgroup_size_z};
+  const uint32_t grid[] = {packet.grid_size_x, packet.grid_size_y, packet.grid_size_z};
+  for (int axis = 0; axis < 3; axis++)
+    if (!group[axis] || !grid[axis] || grid[axis] % group[axis]) misuse("a bad grid");
+  const char *stack = std::getenv("FAKE_HSA_STACK");
+  if (packet.kernel_object == START && packet.private_segment_size != (stack ? std::strtoul(stack, nullptr, 10) : 16384))
+    misuse("another stack than was asked for");
+  if (packet.setup != 3 || packet.private_segment_size < 4 || packet.group_segment_size < 8) misuse("memory that is too small");
+  if (value_of(queue.doorbell) < static_cast<int64_t>(queue.read)) misuse("nobody has told the device");
+  if (packet.kernarg_address) {
+    auto arguments = blocks.find(packet.kernarg_address);
+    if (arguments == blocks.end()) misuse("arguments that were freed, or never allocated");
+    if (!(arguments->second >> queue.agent & 1)) misuse("arguments that the device does not reach");
+  }
+  if (packet.kernel_object == PAGE) {
+    hsa_amd_event_t event{};
+    event.event_type = HSA_AMD_GPU_MEMORY_FAULT_EVENT;
+    event.memory_fault = {{queue.agent}, 0xdead000, 1};
+    if (!handler || handler(&event, handlers_data)) misuse("a memory fault that nobody handles");
+    queue.failed = true;
+    return;
+  }
   if (packet.kernel_object == FAULT) {
     queue.failed = true;
     queue.callback(HSA_STATUS_ERROR_EXCEPTION, &queue.queue, queue.data);
@@ -173,7 +202,7 @@ void run(Queue &queue, hsa_kernel_dispatch_packet_t &packet) {
     return;
   }
   if (packet.kernel_object >= BEGIN && packet.kernel_object <= END) {
-    if (packet.kernel_object != END && !blocks.count(packet.kernarg_address)) misuse("arguments that nobody allocated");
+    if (packet.kernel_object != END && !packet.kernarg_address) misuse("no arguments");
     lock.unlock();
     bool ended = run_program(packet.kernel_object, packet.kernarg_address);
     lock.lock();
@@ -186,7 +215,7 @@ void run(Queue &queue, hsa_kernel_dispatch_packet_t &packet) {
     return;
   }
   if (packet.kernel_object != ADD) misuse("no such kernel");
-  if (!blocks.count(packet.kernarg_address)) misuse("arguments that were freed, or never allocated");
+  if (!packet.kernarg_address) misuse("no arguments");
   struct {
     uint64_t *to, number;
   } arguments;
@@ -228,6 +257,13 @@ void fake_hsa_odd(const char *way) {
   Guard guard(lock);
   oddity = way;
 }
+uint64_t fake_hsa_waits(void) { return waits; }
+uint64_t fake_hsa_memory_fault(uint64_t agent) {
+  hsa_amd_event_t event{};
+  event.event_type = agent ? HSA_AMD_GPU_MEMORY_FAULT_EVENT : static_cast<hsa_amd_event_type_t>(77);
+  event.memory_fault.agent.handle = agent;
+  return handler(&event, handlers_data);
+}
 void fake_hsa_interrupt(uint64_t event) {
   Guard guard(lock);
   if (!event || event >= 64 || mailboxes[event] != event) misuse("an interrupt of an event that the mailbox has not got");
@@ -248,7 +284,14 @@ hsa_status_t hsa_init(void) {
 hsa_status_t hsa_shut_down(void) {
   Guard guard(lock);
   if (starts-- < 1) misuse("shut down more often than started");
+  if (starts == 0) handler = nullptr;
   if (starts == 0 && (!blocks.empty() || !handles.empty() || !queues.empty())) misuse("shut down with things in use");
+  return HSA_STATUS_SUCCESS;
+}
+hsa_status_t hsa_amd_register_system_event_handler(hsa_amd_system_event_callback_t callback, void *data) {
+  Guard guard(lock);
+  if (handler) return HSA_STATUS_ERROR;
+  handler = callback, handlers_data = data;
   return HSA_STATUS_SUCCESS;
 }
 hsa_status_t hsa_status_string(hsa_status_t status, const char **to) {
@@ -282,7 +325,7 @@ hsa_status_t hsa_agent_get_info(hsa_agent_t agent, hsa_agent_info_t attribute, v
                                                                                 : HSA_DEVICE_TYPE_GPU);
   case HSA_AGENT_INFO_NAME: return text(to, first ? "gfx90a" : "gfx1100");
   case HSA_AMD_AGENT_INFO_PRODUCT_NAME: return text(to, first ? "Stand-in Instinct" : "");
-  case HSA_AMD_AGENT_INFO_COMPUTE_UNIT_COUNT: return give<uint32_t>(to, first ? 4 : 2);
+  case HSA_AMD_AGENT_INFO_COMPUTE_UNIT_COUNT: return give<uint32_t>(to, first ? 1216 : 2);
   case HSA_AMD_AGENT_INFO_MAX_WAVES_PER_CU: return give<uint32_t>(to, 8);
   case HSA_AGENT_INFO_WAVEFRONT_SIZE: return give<uint32_t>(to, first ? 64 : 32);
   case HSA_AGENT_INFO_QUEUE_MIN_SIZE: return give<uint32_t>(to, 2);
@@ -411,7 +454,7 @@ hsa_status_t hsa_executable_get_symbol_by_name(hsa_executable_t executable, cons
   if (!executables.count(executable.handle)) misuse("no such executable");
   std::map<std::string, uint64_t> symbols = {{"add.kd", ADD}, {"fault.kd", FAULT}, {"forever.kd", FOREVER},
                                                  {"counter", COUNTER}, {"_begin.kd", BEGIN}, {"_start.kd", START},
-                                                 {"_end.kd", END}, {"__hostcall_client", CLIENT},
+                                                 {"_end.kd", END}, {"__hostcall_client", CLIENT}, {"page.kd", PAGE},
                                                  {"__llvm_libc_clock_freq", CLOCK}};
   if (odd("no-client")) symbols.erase("__hostcall_client");
   if (odd("llvm17-client")) symbols.erase("__hostcall_client"), symbols["__llvm_libc_rpc_client"] = COUNTER;
@@ -427,12 +470,13 @@ hsa_status_t hsa_executable_symbol_get_info(hsa_executable_symbol_t symbol, hsa_
   if (refuse()) return REFUSED;
   uint64_t which = symbol.handle % 1000;
   switch (attribute) {
-  case HSA_EXECUTABLE_SYMBOL_INFO_TYPE: return give<uint32_t>(to, which == COUNTER || which >= CLIENT ? HSA_SYMBOL_KIND_VARIABLE : HSA_SYMBOL_KIND_KERNEL);
+  case HSA_EXECUTABLE_SYMBOL_INFO_TYPE: return give<uint32_t>(to, which == COUNTER || which == CLIENT || which == CLOCK ? HSA_SYMBOL_KIND_VARIABLE : HSA_SYMBOL_KIND_KERNEL);
   case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_OBJECT: return give<uint64_t>(to, which);
   case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_SIZE: return give<uint32_t>(to, which == ADD ? 16 : which == START ? 32 : which == BEGIN ? 24 : 0);
   case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_ALIGNMENT: return give<uint32_t>(to, 16);
   case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_GROUP_SEGMENT_SIZE: return give<uint32_t>(to, 8);
   case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_PRIVATE_SEGMENT_SIZE: return give<uint32_t>(to, 4);
+  case HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_DYNAMIC_CALLSTACK: return give<bool>(to, which == START);
   case HSA_EXECUTABLE_SYMBOL_INFO_VARIABLE_ADDRESS:
     return give<const void *>(to, which == CLIENT  ? static_cast<void *>(&__hostcall_client)
                                   : which == CLOCK ? &clock_freq
@@ -443,7 +487,7 @@ hsa_status_t hsa_executable_symbol_get_info(hsa_executable_symbol_t symbol, hsa_
   }
 }
 
-hsa_status_t hsa_queue_create(hsa_agent_t, uint32_t size, hsa_queue_type32_t type,
+hsa_status_t hsa_queue_create(hsa_agent_t agent, uint32_t size, hsa_queue_type32_t type,
                               void (*callback)(hsa_status_t, hsa_queue_t *, void *), void *data, uint32_t, uint32_t,
                               hsa_queue_t **to) {
   Guard guard(lock);
@@ -456,6 +500,7 @@ hsa_status_t hsa_queue_create(hsa_agent_t, uint32_t size, hsa_queue_type32_t typ
   for (uint32_t at = 0; at < size; at++)
     static_cast<hsa_kernel_dispatch_packet_t *>(queue->queue.base_address)[at].header = HSA_PACKET_TYPE_INVALID;
   queue->doorbell = signal(-1);
+  queue->agent = agent.handle;
   queue->queue.doorbell_signal.handle = queue->doorbell;
   queue->callback = callback, queue->data = data;
   queue->thread = std::thread(serve, queue);
@@ -519,6 +564,7 @@ void hsa_signal_add_screlease(hsa_signal_t signal, hsa_signal_value_t value) {
 hsa_signal_value_t hsa_signal_wait_scacquire(hsa_signal_t signal, hsa_signal_condition_t condition, hsa_signal_value_t value,
                                              uint64_t timeout, hsa_wait_state_t) {
   std::unique_lock<std::recursive_mutex> guard(lock);
+  waits += 1;
   if (condition != HSA_SIGNAL_CONDITION_LT && condition != HSA_SIGNAL_CONDITION_NE) misuse("a condition that nobody waits for");
   auto now = [&] { return __atomic_load_n(&value_of(signal.handle), __ATOMIC_ACQUIRE); };
   // As on a device, a value that changes without a notice ends no wait.

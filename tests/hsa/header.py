@@ -16,7 +16,8 @@ PRIMITIVES = {
     "u32": "uint32_t", "u64": "uint64_t", "i64": "int64_t", "usize": "size_t",
     "c_void": "void", "c_char": "char",
 }
-SIZES = {"i64": 8, "u64": 8, "u32": 4, "u16": 2, "*mut c_void": 8, "Signal": 8, "[u32; 2]": 8}
+SIZES = {"i64": 8, "u64": 8, "u32": 4, "u16": 2, "*mut c_void": 8, "Signal": 8, "[u32; 2]": 8,
+         "Agent": 8, "EventType": 4, "MemoryFault": 24}
 
 
 def in_c(rust):
@@ -53,7 +54,7 @@ for _, c, body in fields:
     offset = 0
     for field, rust in re.findall(r"(?:r#)?(\w+): ([^,]+),", body):
         size = SIZES[rust]
-        align = 4 if rust == "[u32; 2]" else size
+        align = {"[u32; 2]": 4, "MemoryFault": 8}.get(rust, size)
         offset = (offset + align - 1) // align * align
         assertion(f"offsetof({c}, {field}) == {offset}", f"{c}.{field}")
         assertion(f"sizeof((({c}*)0)->{field}) == {size}", f"{c}.{field}")

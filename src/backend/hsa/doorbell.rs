@@ -26,7 +26,8 @@ unsafe impl Send for SignalDoorbell {}
 unsafe impl Sync for SignalDoorbell {}
 
 impl SignalDoorbell {
-    /// A signal at zero. `None` where the runtime's signals are not such as devices know.
+    /// A signal at zero. `None` where the runtime's signals are not such as devices know, or have no event:
+    /// the runtime does not sleep at those, it spins.
     pub(super) fn new(runtime: &Arc<Runtime>) -> Result<Option<Self>, HsaError> {
         let signal = OwnSignal::new(runtime, 0)?;
         let Some(block) = NonNull::new(signal.raw.handle as *mut SignalBlock) else {
@@ -39,12 +40,11 @@ impl SignalDoorbell {
             let block = block.as_ptr();
             ((*block).kind, (*block).event_mailbox_ptr, (*block).event_id)
         };
-        if kind != AMD_SIGNAL_KIND_USER {
+        if kind != AMD_SIGNAL_KIND_USER || mailbox == 0 {
             return Ok(None);
         }
         // SAFETY: within the block.
         let counter = unsafe { &raw const (*block.as_ptr()).value } as u64;
-        let mailbox = (mailbox != 0).then_some(mailbox);
         Ok(Some(SignalDoorbell {
             signal,
             block,

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::agents::Device;
 use super::ffi::{
     CodeObjectReader, HSA_DEFAULT_FLOAT_ROUNDING_MODE_DEFAULT,
+    HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_DYNAMIC_CALLSTACK,
     HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_GROUP_SEGMENT_SIZE,
     HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_ALIGNMENT,
     HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_SIZE,
@@ -46,8 +47,20 @@ pub struct Kernel {
     pub kernarg_align: u32,
     /// Memory of each work-group.
     pub group_size: u32,
-    /// Memory of each work-item.
+    /// Memory of each work-item, as far as the compiler could tell.
     pub private_size: u32,
+    /// Whether the compiler could not: the kernel recurses or calls through pointers. It needs a
+    /// [stack](Self::with_stack) then.
+    pub dynamic_stack: bool,
+}
+
+impl Kernel {
+    /// The kernel with this much memory for each work-item at least, in bytes.
+    #[must_use]
+    pub fn with_stack(mut self, bytes: u32) -> Self {
+        self.private_size = self.private_size.max(bytes);
+        self
+    }
 }
 
 /// A variable of an [`Executable`].
@@ -145,6 +158,9 @@ impl Executable {
             kernarg_align: number(HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_ALIGNMENT)?,
             group_size: number(HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_GROUP_SEGMENT_SIZE)?,
             private_size: number(HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_PRIVATE_SEGMENT_SIZE)?,
+            dynamic_stack: self
+                .info::<u8>(symbol, HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_DYNAMIC_CALLSTACK)?
+                != 0,
         }))
     }
 
@@ -234,7 +250,7 @@ impl Executable {
         Ok(Some(symbol))
     }
 
-    /// An attribute of a symbol, of 32 or of 64 bits, as `T`.
+    /// An attribute of a symbol as `T`: a C `bool` as `u8`, else of 32 or of 64 bits.
     fn info<T: Default>(&self, symbol: Symbol, attribute: SymbolInfo) -> Result<T, HsaError> {
         let mut value = T::default();
         let place = (&raw mut value).cast();

@@ -140,6 +140,19 @@ structs! {
         completion_signal: Signal,
     }
 
+    /// Where a kernel went wrong.
+    MemoryFault = hsa_amd_gpu_memory_fault_info_t {
+        agent: Agent,
+        virtual_address: u64,
+        fault_reason_mask: u32,
+    }
+
+    /// Something that has happened. It is about memory where the type says so.
+    Event = hsa_amd_event_t {
+        event_type: EventType,
+        memory_fault: MemoryFault,
+    }
+
     /// What a signal's handle points to. Device code knows it, so it cannot change.
     SignalBlock = amd_signal_t {
         kind: i64,
@@ -156,6 +169,7 @@ structs! {
 
 names! {
     Status = "hsa_status_t": u32;
+    EventType = "hsa_amd_event_type_t": u32;
     SystemInfo = "hsa_system_info_t": u32;
     AgentInfo = "hsa_agent_info_t": u32;
     IsaInfo = "hsa_isa_info_t": u32;
@@ -176,6 +190,8 @@ names! {
         unsafe extern "C" fn(MemoryPool, *mut c_void) -> Status;
     QueueCallback = "void (*)(hsa_status_t, hsa_queue_t *, void *)":
         unsafe extern "C" fn(Status, *mut RawQueue, *mut c_void);
+    SystemEventCallback = "hsa_status_t (*)(const hsa_amd_event_t *, void *)":
+        unsafe extern "C" fn(*const Event, *mut c_void) -> Status;
 }
 
 /// An attribute of newer runtimes (ROCm 5.5 and later). The header that the test compares with has not got it.
@@ -183,9 +199,12 @@ pub(super) const HSA_AMD_AGENT_INFO_TIMESTAMP_FREQUENCY: AgentInfo = 0xA016;
 
 constants! {
     HSA_STATUS_SUCCESS: Status = 0;
+    HSA_STATUS_ERROR: Status = 0x1000;
     HSA_STATUS_ERROR_INVALID_ALLOCATION: Status = 0x1003;
     HSA_STATUS_ERROR_OUT_OF_RESOURCES: Status = 0x1008;
     HSA_STATUS_ERROR_INVALID_SYMBOL_NAME: Status = 0x1013;
+    HSA_STATUS_ERROR_MEMORY_FAULT: Status = 43;
+    HSA_AMD_GPU_MEMORY_FAULT_EVENT: EventType = 0;
 
     HSA_SYSTEM_INFO_TIMESTAMP_FREQUENCY: SystemInfo = 3;
 
@@ -221,6 +240,7 @@ constants! {
     HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_KERNARG_SEGMENT_ALIGNMENT: SymbolInfo = 12;
     HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_GROUP_SEGMENT_SIZE: SymbolInfo = 13;
     HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_PRIVATE_SEGMENT_SIZE: SymbolInfo = 14;
+    HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_DYNAMIC_CALLSTACK: SymbolInfo = 15;
     HSA_EXECUTABLE_SYMBOL_INFO_VARIABLE_ADDRESS: SymbolInfo = 21;
     HSA_EXECUTABLE_SYMBOL_INFO_KERNEL_OBJECT: SymbolInfo = 22;
     HSA_SYMBOL_KIND_VARIABLE: u32 = 0;
@@ -244,6 +264,9 @@ functions! {
     fn hsa_init() -> Status;
     fn hsa_shut_down() -> Status;
     fn hsa_status_string(status: Status, text: *mut *const c_char) -> Status;
+    fn hsa_amd_register_system_event_handler(
+        callback: SystemEventCallback, data: *mut c_void
+    ) -> Status;
     fn hsa_system_get_info(attribute: SystemInfo, value: *mut c_void) -> Status;
 
     fn hsa_iterate_agents(callback: AgentCallback, data: *mut c_void) -> Status;

@@ -1,6 +1,5 @@
 //! Running kernels: a queue of packets, and what became of each.
 
-use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
@@ -11,12 +10,13 @@ use parking_lot::Mutex;
 
 use super::agents::Device;
 use super::executable::Kernel;
+use super::fault::{Failure, queue_failed};
 use super::ffi::{
     HSA_AGENT_INFO_QUEUE_MAX_SIZE, HSA_AGENT_INFO_QUEUE_MIN_SIZE, HSA_FENCE_SCOPE_SYSTEM,
     HSA_KERNEL_DISPATCH_PACKET_SETUP_DIMENSIONS, HSA_PACKET_HEADER_SCACQUIRE_FENCE_SCOPE,
     HSA_PACKET_HEADER_SCRELEASE_FENCE_SCOPE, HSA_PACKET_HEADER_TYPE,
     HSA_PACKET_TYPE_KERNEL_DISPATCH, HSA_QUEUE_TYPE_MULTI, HSA_SIGNAL_CONDITION_LT,
-    HSA_STATUS_SUCCESS, HSA_WAIT_STATE_BLOCKED, KernelDispatchPacket, RawQueue, Status,
+    HSA_WAIT_STATE_BLOCKED, KernelDispatchPacket, RawQueue,
 };
 use super::memory::Memory;
 use super::runtime::OwnSignal;
@@ -45,8 +45,8 @@ const FIRST_WORD: u32 = {
 pub struct Queue {
     raw: *mut RawQueue,
     device: Arc<Device>,
-    /// What the runtime's callback has said, as an `hsa_status_t`. The callback has its address.
-    failure: Box<AtomicU32>,
+    /// What the runtime has said of it. The queue's callback has its address.
+    failure: Arc<Failure>,
     /// One writer at a time; and what kernels that were left behind may still use.
     left_behind: Mutex<Vec<(Option<Memory>, OwnSignal)>>,
 }
@@ -56,17 +56,6 @@ pub struct Queue {
 unsafe impl Send for Queue {}
 // SAFETY: as above.
 unsafe impl Sync for Queue {}
-
-/// Hears of a queue's failure, on a thread of the runtime.
-///
-/// # Safety
-/// `data` is the address of the queue's `failure`, which outlives the queue.
-unsafe extern "C" fn failed(status: Status, _: *mut RawQueue, data: *mut c_void) {
-    // SAFETY: the caller's promise.
-    let failure = unsafe { &*data.cast::<AtomicU32>() };
-    let first = HSA_STATUS_SUCCESS;
-    let _ = failure.compare_exchange(first, status, Ordering::AcqRel, Ordering::Acquire);
-}
 
 impl Queue {
     /// A queue of the allocator's device.
@@ -78,7 +67,7 @@ impl Queue {
         let runtime = &device.runtime;
         let least = runtime.number(device.agent, HSA_AGENT_INFO_QUEUE_MIN_SIZE)?;
         let most = runtime.number(device.agent, HSA_AGENT_INFO_QUEUE_MAX_SIZE)?;
-        let failure = Box::new(AtomicU32::new(HSA_STATUS_SUCCESS));
+        let failure = Failure::new(device.agent);
         let mut raw = ptr::null_mut();
         // SAFETY: the callback gets the address of `failure`, which lives until the queue has been
         // destroyed; `raw` is a place for the address. The sizes leave segments to the runtime.
@@ -87,8 +76,8 @@ impl Queue {
                 device.agent,
                 PACKETS.min(most).max(least),
                 HSA_QUEUE_TYPE_MULTI,
-                failed,
-                ptr::from_ref(&*failure).cast_mut().cast(),
+                queue_failed,
+                Arc::as_ptr(&failure).cast_mut().cast(),
                 u32::MAX,
                 u32::MAX,
                 &raw mut raw,
@@ -100,7 +89,8 @@ impl Queue {
 
     /// Starts a kernel with `blocks` work-groups of `threads` work-items, and with these arguments,
     /// implicit ones included; more bytes than the kernel has are allowed. `dynamic_group` is memory
-    /// of each work-group on top of the kernel's own, in bytes.
+    /// of each work-group on top of the kernel's own, in bytes. A kernel whose
+    /// [stack](Kernel::dynamic_stack) the compiler did not know gets what [`Kernel::with_stack`] says.
     ///
     /// # Errors
     /// [`HsaError::Fault`] on a queue that has failed, [`HsaError::Grid`], [`HsaError::Arguments`],
@@ -210,15 +200,13 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether the queue has failed: a kernel faulted, or the device did.
+    /// Whether the queue has failed: a kernel faulted, or the device did. A kernel's access to memory that
+    /// is not there fails all queues of its device, for the runtime does not say whose it was.
     ///
     /// # Errors
     /// [`HsaError::Fault`]. Nothing runs on the queue any more then.
     pub fn error(&self) -> Result<(), HsaError> {
-        match self.failure.load(Ordering::Acquire) {
-            HSA_STATUS_SUCCESS => Ok(()),
-            status => Err(HsaError::Fault { status, text: self.device.runtime.text(status) }),
-        }
+        self.failure.error(&self.device.runtime)
     }
 }
 

@@ -11,7 +11,7 @@ use super::ffi::{
     self, Functions, HSA_STATUS_ERROR_INVALID_ALLOCATION, HSA_STATUS_ERROR_OUT_OF_RESOURCES,
     HSA_STATUS_SUCCESS, HSA_SYSTEM_INFO_TIMESTAMP_FREQUENCY, LoadError, Status,
 };
-use super::{HsaError, RUNTIME_VARIABLE};
+use super::{HsaError, RUNTIME_VARIABLE, fault};
 
 /// The functions of the runtime's library, which is loaded once and for all: it has threads of its own.
 fn functions() -> Result<&'static Functions, HsaError> {
@@ -42,6 +42,7 @@ impl Runtime {
         if status != HSA_STATUS_SUCCESS {
             return Err(HsaError::NotStarted { status, text: text(hsa, status) });
         }
+        fault::watch(hsa);
         let mut runtime = Runtime { hsa, frequency: 0 };
         // SAFETY: the attribute is a u64, and so is the place for it; the runtime has been started.
         let status = unsafe {
