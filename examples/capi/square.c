@@ -29,6 +29,14 @@ static void give_back(void *memory, uint64_t size, void *balance) {
   *(int64_t *)balance -= (int64_t)size;
   free(memory);
 }
+// Memory from a function that looks around: there is no server yet, which is a status.
+static void *take_curious(uint64_t size, void *balance) {
+  rpc_device_t device;
+  CHECK(!rpc_get_inbox() && rpc_handle() == RPC_STATUS_INVALID_HANDLE && rpc_deinit() == RPC_STATUS_INVALID_HANDLE);
+  CHECK(rpc_get_device(&device) == RPC_STATUS_INVALID_HANDLE);
+  CHECK(rpc_init(RPC_ABI_LLVM_20, 16, 32, take, give_back, balance) == RPC_STATUS_BUSY);
+  return take(size, balance);
+}
 static void *take_none(uint64_t size, void *data) {
   (void)size, (void)data;
   return NULL;
@@ -178,6 +186,14 @@ int main(void) {
     CHECK(rpc_get_device(NULL) == RPC_STATUS_INVALID_ARGUMENT && rpc_get_device(&none) == RPC_STATUS_SUCCESS);
     CHECK(rpc_get_buffer() == rpc_get_buffer_of(none));
     CHECK(rpc_deinit() == RPC_STATUS_SUCCESS && !rpc_get_outbox() && balance == 0);
+  }
+  // It is a server as any other, and may be shut down as one.
+  for (int again = 0; again < 2; again++) {
+    CHECK(rpc_init(RPC_ABI_LLVM_18, 16, 32, take_curious, give_back, &balance) == RPC_STATUS_SUCCESS);
+    CHECK(rpc_get_device(&none) == RPC_STATUS_SUCCESS);
+    CHECK(!strcmp(rpc_get_client_symbol(none), "__llvm_libc_rpc_client"));
+    CHECK(rpc_server_shutdown(none) == RPC_STATUS_SUCCESS && rpc_deinit() == RPC_STATUS_INVALID_HANDLE);
+    CHECK(!rpc_get_client_symbol(none) && balance == 0);
   }
   puts("all memory came back");
   return 0;

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 #include <thread>
 
@@ -48,20 +49,26 @@ void throws_inside(rpc_port_t port, void *) {
   hostcall::recv(port, [](rpc_buffer_t &) { throw std::runtime_error("as planned"); });
 }
 
-// A callback cannot shut its own device down.
+// A callback can neither shut its own device down nor wait for it.
 void stop(rpc_port_t port, void *device) {
   rpc_status_t status = rpc_server_shutdown(*static_cast<rpc_device_t *>(device));
+  CHECK(rpc_server_drain(*static_cast<rpc_device_t *>(device)) == status);
   hostcall::recv_and_send(port, [&](rpc_buffer_t &buffer) { buffer.data[0] = status; });
 }
+
+void *take(uint64_t size, void *) { return operator new(size); }
+void give_back(void *memory, uint64_t, void *) { operator delete(memory); }
+void *take_none(uint64_t, void *) { throw std::bad_alloc(); }
 
 } // namespace
 
 int main() {
   std::setvbuf(stdout, nullptr, _IONBF, 0); // the device prints there too
   rpc_device_t device;
-  auto take = [](uint64_t size, void *) { return std::malloc(size); };
-  auto give_back = [](void *memory, uint64_t, void *) { std::free(memory); };
-  CHECK(rpc_server_init(&device, RPC_ABI_LLVM_20, 4, 1, take, give_back, nullptr) == RPC_STATUS_SUCCESS);
+  auto *release = hostcall::release<give_back>;
+  CHECK(rpc_server_init(&device, RPC_ABI_LLVM_20, 4, 1, hostcall::allocation<take_none>, release, nullptr) ==
+        RPC_STATUS_OUT_OF_MEMORY);
+  CHECK(rpc_server_init(&device, RPC_ABI_LLVM_20, 4, 1, hostcall::allocation<take>, release, nullptr) == RPC_STATUS_SUCCESS);
   CHECK(rpc_get_client_size(device) == sizeof HOSTCALL_CLIENT_SYMBOL);
   std::memcpy(static_cast<void *>(&HOSTCALL_CLIENT_SYMBOL), rpc_get_client_buffer(device), sizeof HOSTCALL_CLIENT_SYMBOL);
   CHECK(rpc_register_libc(device, 0) == RPC_STATUS_SUCCESS);
@@ -102,6 +109,7 @@ int main() {
   CHECK(static_cast<uint32_t>(hostcall::try_call(kThrowInside, uint64_t{1}, reply)) != 0);
   CHECK(hostcall::call<uint64_t>(kNext, uint64_t{1}) == 2);
   CHECK(hostcall::call<uint64_t>(kStop, uint64_t{1}) == RPC_STATUS_BUSY);
+  CHECK(rpc_server_drain(device) == RPC_STATUS_SUCCESS);
   hostcall::print("printed by the device\n");
 
   // A callback that waits for ever: shutting down ends its wait.

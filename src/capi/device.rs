@@ -1,6 +1,6 @@
 //! Servers by handle.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::call::{BlockingCall, unblock};
-use crate::error::{BuildError, Cause, HandlerError};
+use crate::error::{BuildError, Cause, HandlerError, WaitingFor};
 use crate::handler::{Handling, Request};
 use crate::libc::Services;
 use crate::libc::files::{Access, FilePolicy, Standard};
-use crate::protocol::{Abi, ClientImage, LayoutError, Opcode};
+use crate::protocol::{Abi, ClientImage, LayoutError, Opcode, SymbolKind};
 use crate::server::Server;
 
 use super::allocator::CallbackAllocator;
@@ -41,7 +41,9 @@ pub type rpc_alloc_t =
 /// Takes back `size` bytes at `ptr`. May be called on any thread.
 pub type rpc_free_t =
     Option<unsafe extern "C-unwind" fn(ptr: *mut c_void, size: u64, data: *mut c_void)>;
-/// Answers an opcode. Runs on a thread of a pool and may block; others may run at the same time.
+/// Answers an opcode. Runs on a thread of a pool and may block; others may run at the same time, of all
+/// devices of the process together 500, or as many as the environment variable BLOCKING_MAX_THREADS says
+/// when the first one runs.
 pub type rpc_opcode_callback_t =
     Option<unsafe extern "C-unwind" fn(port: rpc_port_t, data: *mut c_void)>;
 
@@ -95,6 +97,13 @@ thread_local! {
     static CALLBACK_OF: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
+impl Device {
+    /// Whether this thread is in one of its callbacks.
+    fn is_callback_of(&self) -> bool {
+        CALLBACK_OF.get() == Arc::as_ptr(&self.users).addr()
+    }
+}
+
 fn gone() -> Failure {
     Failure::new(RPC_STATUS_INVALID_HANDLE, "no device has this handle: was it shut down?")
 }
@@ -106,6 +115,10 @@ fn device(handle: rpc_device_t) -> Result<Arc<Device>, Failure> {
         return Err(gone());
     }
     Ok(device)
+}
+
+pub(super) fn exists(handle: rpc_device_t) -> bool {
+    DEVICES.get(handle.handle).is_some()
 }
 
 fn abi(number: u32) -> Option<Abi> {
@@ -212,7 +225,7 @@ pub extern "C" fn rpc_server_shutdown(device: rpc_device_t) -> rpc_status_t {
 pub(super) fn shutdown(handle: rpc_device_t) -> Result<(), Failure> {
     let device = DEVICES.get(handle.handle).ok_or_else(gone)?;
     let busy = |text| Failure::new(RPC_STATUS_BUSY, text);
-    if CALLBACK_OF.get() == Arc::as_ptr(&device.users).addr() {
+    if device.is_callback_of() {
         return Err(busy("a callback cannot shut its own device down"));
     }
     let alone = device.shutting_down.try_lock();
@@ -264,13 +277,27 @@ pub(super) fn serve(handle: rpc_device_t) -> Result<(), Failure> {
 
 /// As `rpc_handle_server`, and waits for callbacks that are at work, five seconds at most: after a kernel
 /// has ended, nothing that it sent is lost.
+///
+/// `RPC_STATUS_CONTINUE` where a callback is at work still: call again. `RPC_STATUS_BUSY` in a callback of
+/// the device itself, which it would wait for.
 #[unsafe(no_mangle)]
 pub extern "C" fn rpc_server_drain(device: rpc_device_t) -> rpc_status_t {
     enter(|| {
         let device = self::device(device)?;
+        if device.is_callback_of() {
+            let text = "a callback cannot wait for its own device";
+            return Err(Failure::new(RPC_STATUS_BUSY, text));
+        }
         let drained = device.server.drain();
         drained.map_err(|error| Failure::new(RPC_STATUS_ERROR, error.to_string()))?;
-        device.failure.lock().take().map_or(Ok(()), Err)
+        if let Some(failure) = device.failure.lock().take() {
+            return Err(failure);
+        }
+        let conversations = device.server.conversations();
+        if conversations.iter().any(|one| one.waiting_for == WaitingFor::Handler) {
+            return Err(Failure::new(RPC_STATUS_CONTINUE, "a callback still runs"));
+        }
+        Ok(())
     })
 }
 
@@ -401,6 +428,23 @@ pub unsafe extern "C" fn rpc_get_exit_status(
         // SAFETY: not null, and then a place for it, as the caller promises.
         unsafe { status.write(exit.status) };
         Ok(())
+    })
+}
+
+/// The name of the device's client object, which gets the bytes of `rpc_get_client_buffer`. Up to LLVM 19
+/// it is a pointer to an object that the host allocates. Code of device/hostcall.h has
+/// `__hostcall_client` with `RPC_ABI_LLVM_20`. A constant; null where there is no such device.
+#[unsafe(no_mangle)]
+pub extern "C" fn rpc_get_client_symbol(device: rpc_device_t) -> *const c_char {
+    address(|| {
+        let abi = self::device(device)?.server.layout().abi();
+        let name = match (abi, abi.symbol_kind()) {
+            (Abi::Hostcall, _) => c"__hostcall_fast_client",
+            (_, SymbolKind::Pointer) => c"__llvm_libc_rpc_client",
+            (_, SymbolKind::Object) => c"__llvm_rpc_client",
+        };
+        debug_assert_eq!(name.to_str(), Ok(abi.symbol()));
+        Ok(name.as_ptr().cast_mut())
     })
 }
 

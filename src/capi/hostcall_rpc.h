@@ -1,7 +1,8 @@
 // The C interface of hostcall: a host's services for device code. Made by cbindgen from src/capi: do not edit.
 //
 // Every function returns a status or null for whatever it is given; rpc_last_error() has the text. In C++,
-// exceptions must not leave functions that are given to this library: see the end of this file.
+// exceptions must not leave functions that are given to this library: the end of this file has help, for C++14 and
+// later. What leaves one all the same, an exception or pthread_exit, ends the process.
 
 #ifndef HOSTCALL_RPC_H
 #define HOSTCALL_RPC_H
@@ -66,7 +67,9 @@ typedef struct {
   uint32_t lane_size;
 } rpc_port_t;
 
-// Answers an opcode. Runs on a thread of a pool and may block; others may run at the same time.
+// Answers an opcode. Runs on a thread of a pool and may block; others may run at the same time, of all
+// devices of the process together 500, or as many as the environment variable BLOCKING_MAX_THREADS says
+// when the first one runs.
 typedef void (*rpc_opcode_callback_t)(rpc_port_t port, void *data);
 
 // What a lane sends at a time.
@@ -111,7 +114,7 @@ typedef void (*rpc_port_callback_t)(rpc_buffer_t *buffer, void *data);
 // Somebody else uses it at this moment, or the caller itself does further up.
 #define RPC_STATUS_BUSY 4104
 
-// The conversation is over: its deadline passed or the server shuts down.
+// The conversation is over: the device said nothing for 60 seconds, or the server shuts down.
 #define RPC_STATUS_ENDED 4105
 
 #ifdef __cplusplus
@@ -120,7 +123,7 @@ extern "C" {
 
 // The text of this thread's last failure; empty where there was none.
 //
-// It stays until the next failure on this thread, or the thread's end. Never null.
+// At most 511 bytes, in a place of this thread's that the next failure overwrites. Never null.
 const char *rpc_last_error(void);
 
 // Makes a server whose shared memory comes from `alloc`, and writes its handle to `device`.
@@ -160,6 +163,9 @@ rpc_status_t rpc_handle_server(rpc_device_t device);
 
 // As `rpc_handle_server`, and waits for callbacks that are at work, five seconds at most: after a kernel
 // has ended, nothing that it sent is lost.
+//
+// `RPC_STATUS_CONTINUE` where a callback is at work still: call again. `RPC_STATUS_BUSY` in a callback of
+// the device itself, which it would wait for.
 rpc_status_t rpc_server_drain(rpc_device_t device);
 
 // Gives an opcode to a callback, in place of what had it. Also while the device is served:
@@ -195,6 +201,11 @@ rpc_status_t rpc_register_libc(rpc_device_t device, uint32_t allowed);
 // `status` is null or a place for a number.
 rpc_status_t rpc_get_exit_status(rpc_device_t device, int32_t *status);
 
+// The name of the device's client object, which gets the bytes of `rpc_get_client_buffer`. Up to LLVM 19
+// it is a pointer to an object that the host allocates. Code of device/hostcall.h has
+// `__hostcall_client` with `RPC_ABI_LLVM_20`. A constant; null where there is no such device.
+const char *rpc_get_client_symbol(rpc_device_t device);
+
 // The bytes to copy to the device's client object. They stay until the device is shut down. Null where
 // there is no such device.
 const void *rpc_get_client_buffer(rpc_device_t device);
@@ -209,7 +220,7 @@ void *rpc_get_buffer_of(rpc_device_t device);
 //
 // Returns `RPC_STATUS_SUCCESS`, `RPC_STATUS_ENDED` where there comes none any more: return from the
 // callback then. `RPC_STATUS_INVALID_HANDLE`, `RPC_STATUS_INVALID_ARGUMENT` or `RPC_STATUS_BUSY`
-// for misuse; `RPC_STATUS_ERROR` where `callback` panicked.
+// for misuse.
 //
 // # Safety
 // The function may be called with a buffer and `data`.
@@ -245,7 +256,9 @@ rpc_status_t rpc_send_n(rpc_port_t port, const void *const *src, const uint64_t 
 // Receives a message of any length from each lane. `dst[lane]` gets memory from `alloc` with the
 // message, `size[lane]` its length in bytes; null and 0 for lanes that take no part and for empty messages.
 //
-// Statuses are those of `rpc_recv`. `RPC_STATUS_ERROR` for a message that the server does not take in,
+// The caller frees what `alloc` gave, also after a failure.
+//
+// Statuses are those of `rpc_recv`. `RPC_STATUS_ERROR` where all lanes together announce more than 64 MiB,
 // before any memory is allocated. `RPC_STATUS_OUT_OF_MEMORY` where `alloc` returned null: those lanes
 // have null and their length, the others their message.
 //
@@ -266,10 +279,10 @@ rpc_status_t rpc_port_fail(rpc_port_t port);
 
 // Makes the process's server, which answers the C library's opcodes as `rpc_register_libc(device, 0)`
 // does. Arguments and statuses are those of `rpc_server_init`; `RPC_STATUS_ALREADY_INITIALIZED` where
-// there is one.
+// there is one; `RPC_STATUS_BUSY` while one is being made.
 //
 // # Safety
-// As `rpc_server_init`. The functions must not call this one or `rpc_deinit`.
+// As `rpc_server_init`.
 rpc_status_t rpc_init(uint32_t abi,
                       uint32_t ports,
                       uint32_t lane_size,
@@ -304,7 +317,8 @@ void *rpc_get_buffer(void);
 
 #endif  /* HOSTCALL_RPC_H */
 
-#if defined(__cplusplus)
+#if defined(__cplusplus) && __cplusplus >= 201402L && !defined(HOSTCALL_RPC_HPP)
+#define HOSTCALL_RPC_HPP
 #include <exception>
 #include <utility>
 
@@ -317,6 +331,22 @@ template <void (*Function)(rpc_port_t, void *)> void callback(rpc_port_t port, v
     Function(port, data);
   } catch (...) {
     rpc_port_fail(port);
+  }
+}
+
+// A Function that may throw as a rpc_alloc_t, whose exception is no memory, and as a rpc_free_t:
+//   rpc_server_init(&device, abi, ports, lanes, hostcall::allocation<take>, hostcall::release<give_back>, data);
+template <void *(*Function)(uint64_t, void *)> void *allocation(uint64_t size, void *data) noexcept {
+  try {
+    return Function(size, data);
+  } catch (...) {
+    return nullptr;
+  }
+}
+template <void (*Function)(void *, uint64_t, void *)> void release(void *ptr, uint64_t size, void *data) noexcept {
+  try {
+    Function(ptr, size, data);
+  } catch (...) {
   }
 }
 
@@ -360,4 +390,4 @@ template <class Function> rpc_status_t recv_and_send(rpc_port_t port, Function &
 }
 
 } // namespace hostcall
-#endif // defined(__cplusplus)
+#endif // HOSTCALL_RPC_HPP

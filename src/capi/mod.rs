@@ -18,9 +18,10 @@
 //!
 //! Every function returns a status, or null, for whatever it is given: null pointers, handles of what is gone,
 //! functions that return null. [`rpc_last_error`] has the text. Handles are numbers and never addresses.
-//! A callback that panics fails its conversation. A C++ exception must not leave a function that this library calls: the header's
-//! `hostcall::callback` and `hostcall::recv` catch it and fail the conversation. One that gets out all the
-//! same ends the process with a message, as leaving a `noexcept` function does.
+//! A callback that panics fails its conversation. A C++ exception must not leave a function that this
+//! library calls: the header's `hostcall::callback`, `allocation`, `release`, `recv` and so on catch it and
+//! make a failure of it. One that gets out all the same ends the process with a message, as leaving a
+//! `noexcept` function does: Rust can let it pass or end, and not catch it.
 //!
 //! Memory that callbacks allocate must be visible to the device under the host's address (unified
 //! addressing), as in the original.
@@ -41,9 +42,9 @@ pub use device::{
 pub use device::{
     RPC_LIBC_READ_FILES, RPC_LIBC_STDIN, RPC_LIBC_SYSTEM, RPC_LIBC_WRITE_FILES, rpc_alloc_t,
     rpc_device_t, rpc_free_t, rpc_get_buffer_of, rpc_get_client_buffer, rpc_get_client_size,
-    rpc_get_exit_status, rpc_handle_server, rpc_opcode_callback_t, rpc_register_callback,
-    rpc_register_libc, rpc_server_drain, rpc_server_init, rpc_server_shutdown,
-    rpc_unregister_callback,
+    rpc_get_client_symbol, rpc_get_exit_status, rpc_handle_server, rpc_opcode_callback_t,
+    rpc_register_callback, rpc_register_libc, rpc_server_drain, rpc_server_init,
+    rpc_server_shutdown, rpc_unregister_callback,
 };
 pub use original::{
     rpc_deinit, rpc_get_buffer, rpc_get_device, rpc_get_inbox, rpc_get_outbox, rpc_handle, rpc_init,

@@ -9,24 +9,46 @@ use crate::server::Server;
 use super::allocator::CallbackAllocator;
 use super::device::{self, rpc_alloc_t, rpc_device_t, rpc_free_t};
 use super::status::{
-    Failure, RPC_STATUS_ALREADY_INITIALIZED, RPC_STATUS_INVALID_HANDLE, address, enter,
-    rpc_status_t,
+    Failure, RPC_STATUS_ALREADY_INITIALIZED, RPC_STATUS_BUSY, RPC_STATUS_INVALID_HANDLE, address,
+    enter, rpc_status_t,
 };
 
-/// The process's device. Locked for `rpc_init` and `rpc_deinit` while they run, and else for a moment.
-static DEVICE: Mutex<Option<rpc_device_t>> = Mutex::new(None);
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Nothing,
+    /// A thread is in `rpc_init`, perhaps in a function of the program.
+    Making,
+    Made(rpc_device_t),
+}
+
+/// The process's device. Locked for a moment only: the program's functions may call any of these.
+static STATE: Mutex<State> = Mutex::new(State::Nothing);
 
 fn current() -> Result<rpc_device_t, Failure> {
-    let current = *DEVICE.lock();
-    current.ok_or_else(|| Failure::new(RPC_STATUS_INVALID_HANDLE, "rpc_init was not called"))
+    match *STATE.lock() {
+        State::Made(device) => Ok(device),
+        State::Nothing => Err(Failure::new(RPC_STATUS_INVALID_HANDLE, "rpc_init was not called")),
+        State::Making => {
+            Err(Failure::new(RPC_STATUS_INVALID_HANDLE, "rpc_init has not returned yet"))
+        }
+    }
+}
+
+/// What `rpc_init` leaves behind, however it ends.
+struct Making(State);
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        *STATE.lock() = self.0;
+    }
 }
 
 /// Makes the process's server, which answers the C library's opcodes as `rpc_register_libc(device, 0)`
 /// does. Arguments and statuses are those of `rpc_server_init`; `RPC_STATUS_ALREADY_INITIALIZED` where
-/// there is one.
+/// there is one; `RPC_STATUS_BUSY` while one is being made.
 ///
 /// # Safety
-/// As `rpc_server_init`. The functions must not call this one or `rpc_deinit`.
+/// As `rpc_server_init`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpc_init(
     abi: u32,
@@ -39,13 +61,22 @@ pub unsafe extern "C" fn rpc_init(
     enter(|| {
         let allocator = CallbackAllocator::new(alloc, free, data);
         let allocator = allocator.ok_or_else(|| Failure::null("a callback"))?;
-        let again = "rpc_init was called before";
-        let mut current = DEVICE.lock();
-        if current.is_some() {
-            return Err(Failure::new(RPC_STATUS_ALREADY_INITIALIZED, again));
+        let mut state = STATE.lock();
+        match *state {
+            State::Made(device) if device::exists(device) => {
+                let again = "rpc_init was called before";
+                return Err(Failure::new(RPC_STATUS_ALREADY_INITIALIZED, again));
+            }
+            State::Making => {
+                return Err(Failure::new(RPC_STATUS_BUSY, "rpc_init has not returned yet"));
+            }
+            // One that was shut down by its handle is gone.
+            State::Made(_) | State::Nothing => *state = State::Making,
         }
+        drop(state);
+        let mut made = Making(State::Nothing);
         let device = device::init(abi, ports, lane_size, allocator)?;
-        *current = Some(device);
+        made.0 = State::Made(device);
         device::register_libc(device, 0)
     })
 }
@@ -56,9 +87,9 @@ pub extern "C" fn rpc_deinit() -> rpc_status_t {
     enter(|| {
         let device = current()?;
         device::shutdown(device)?;
-        let mut current = DEVICE.lock();
-        if *current == Some(device) {
-            *current = None;
+        let mut state = STATE.lock();
+        if *state == State::Made(device) {
+            *state = State::Nothing;
         }
         Ok(())
     })

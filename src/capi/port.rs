@@ -15,8 +15,8 @@ use crate::protocol::{LaneWidth, Packet};
 use super::device::rpc_alloc_t;
 use super::handles::Handles;
 use super::status::{
-    Failure, RPC_STATUS_BUSY, RPC_STATUS_INVALID_HANDLE, RPC_STATUS_OUT_OF_MEMORY, enter,
-    rpc_status_t,
+    Failure, RPC_STATUS_BUSY, RPC_STATUS_INVALID_ARGUMENT, RPC_STATUS_INVALID_HANDLE,
+    RPC_STATUS_OUT_OF_MEMORY, enter, rpc_status_t,
 };
 
 /// The most lanes that a warp has: the length of arrays with something for each lane.
@@ -122,7 +122,7 @@ impl Conversation {
 ///
 /// Returns `RPC_STATUS_SUCCESS`, `RPC_STATUS_ENDED` where there comes none any more: return from the
 /// callback then. `RPC_STATUS_INVALID_HANDLE`, `RPC_STATUS_INVALID_ARGUMENT` or `RPC_STATUS_BUSY`
-/// for misuse; `RPC_STATUS_ERROR` where `callback` panicked.
+/// for misuse.
 ///
 /// # Safety
 /// The function may be called with a buffer and `data`.
@@ -208,8 +208,12 @@ pub unsafe extern "C" fn rpc_send_n(
             if bytes == 0 {
                 continue;
             }
-            if from.is_null() || bytes > isize::MAX as u64 {
+            if from.is_null() {
                 return Err(Failure::null(&format!("the message of lane {lane}")));
+            }
+            if bytes > isize::MAX as u64 {
+                let text = format!("the message of lane {lane} has {bytes} bytes");
+                return Err(Failure::new(RPC_STATUS_INVALID_ARGUMENT, text));
             }
             // SAFETY: that many bytes, as the caller promises, which stay while this function runs.
             messages[lane] = unsafe { std::slice::from_raw_parts(from.cast(), bytes as usize) };
@@ -221,7 +225,9 @@ pub unsafe extern "C" fn rpc_send_n(
 /// Receives a message of any length from each lane. `dst[lane]` gets memory from `alloc` with the
 /// message, `size[lane]` its length in bytes; null and 0 for lanes that take no part and for empty messages.
 ///
-/// Statuses are those of `rpc_recv`. `RPC_STATUS_ERROR` for a message that the server does not take in,
+/// The caller frees what `alloc` gave, also after a failure.
+///
+/// Statuses are those of `rpc_recv`. `RPC_STATUS_ERROR` where all lanes together announce more than 64 MiB,
 /// before any memory is allocated. `RPC_STATUS_OUT_OF_MEMORY` where `alloc` returned null: those lanes
 /// have null and their length, the others their message.
 ///

@@ -1,8 +1,8 @@
 //! What functions return, and why.
 
 use std::any::Any;
-use std::cell::RefCell;
-use std::ffi::{CString, c_char};
+use std::cell::Cell;
+use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::call::panic_message;
@@ -34,7 +34,7 @@ pub const RPC_STATUS_INVALID_PORT_COUNT: rpc_status_t = 0x1006;
 pub const RPC_STATUS_ALREADY_INITIALIZED: rpc_status_t = 0x1007;
 /// Somebody else uses it at this moment, or the caller itself does further up.
 pub const RPC_STATUS_BUSY: rpc_status_t = 0x1008;
-/// The conversation is over: its deadline passed or the server shuts down.
+/// The conversation is over: the device said nothing for 60 seconds, or the server shuts down.
 pub const RPC_STATUS_ENDED: rpc_status_t = 0x1009;
 
 /// A status that is not success, with its text.
@@ -70,8 +70,12 @@ impl From<CallError> for Failure {
     }
 }
 
+/// Bytes of the longest text that is kept, with its end.
+const LONGEST: usize = 512;
+
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
+    /// In one place for the thread's life: a program may hold its address.
+    static LAST: Cell<[u8; LONGEST]> = const { Cell::new([0; LONGEST]) };
 }
 
 /// Runs a function of the interface: a failure or a panic becomes a status, its text is kept.
@@ -81,13 +85,23 @@ pub(super) fn enter(function: impl FnOnce() -> Result<(), Failure>) -> rpc_statu
         Ok(()) => RPC_STATUS_SUCCESS,
         Err(Failure { status, text }) => {
             if status != RPC_STATUS_CONTINUE {
-                let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-                // At the end of a thread there is nobody left to ask.
-                let _ = LAST.try_with(|last| last.replace(text));
+                LAST.set(kept(&text));
             }
             status
         }
     }
+}
+
+/// As much of a text as is kept, with a NUL after it and none inside.
+fn kept(text: &str) -> [u8; LONGEST] {
+    let mut kept = [0; LONGEST];
+    let mut end = text.len().min(LONGEST - 1);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    kept[..end].copy_from_slice(&text.as_bytes()[..end]);
+    kept[..end].iter_mut().filter(|byte| **byte == 0).for_each(|byte| *byte = b'?');
+    kept
 }
 
 /// As `enter`, for functions that return an address: null where they fail.
@@ -102,8 +116,32 @@ pub(super) fn address<T>(function: impl FnOnce() -> Result<*mut T, Failure>) -> 
 
 /// The text of this thread's last failure; empty where there was none.
 ///
-/// It stays until the next failure on this thread, or the thread's end. Never null.
+/// At most 511 bytes, in a place of this thread's that the next failure overwrites. Never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn rpc_last_error() -> *const c_char {
-    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST.with(|last| last.as_ptr().cast_const().cast())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_between_characters() {
+        let long = format!("{}é\0", "x".repeat(LONGEST - 2));
+        let text = kept(&long);
+        assert!(text[..LONGEST - 2].iter().all(|&byte| byte == b'x'));
+        assert_eq!(text[LONGEST - 2..], [0, 0]);
+        assert_eq!(kept("a\0b")[..4], *b"a?b\0");
+    }
+
+    #[test]
+    fn the_last_text_is_where_the_one_before_was() {
+        let before = rpc_last_error();
+        enter(|| Err(Failure::null("it")));
+        assert_eq!(before, rpc_last_error());
+        // SAFETY: this thread's text, which nobody changes meanwhile.
+        let text = unsafe { std::ffi::CStr::from_ptr(before) };
+        assert_eq!(text.to_str(), Ok("it is null"));
+    }
 }
