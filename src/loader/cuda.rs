@@ -12,7 +12,7 @@ use crate::backend::cuda::{
 use crate::cuda::{DeviceClient, PublishError, serve};
 use crate::launch::{LaunchError, Served, Watch};
 use crate::libc::Heap;
-use crate::protocol::Abi;
+use crate::protocol::{Abi, SymbolKind};
 use crate::protocol::abi::UnknownSymbol;
 use crate::server::Server;
 
@@ -90,14 +90,14 @@ fn publish(
 
 /// The interface that the program's client has.
 fn abi(options: &Options, client: &DeviceClient<'_>) -> Result<Abi, LoaderError> {
-    match (client.abi(), options.abi) {
-        // What the user says is checked against the object by publishing.
-        (_, Some(abi)) | (Ok(abi), None) => Ok(abi),
-        (Err(PublishError::UnknownSize { symbol, source }), None) => match source {
-            UnknownSymbol::Pointer => Err(LoaderError::WhichAbi { symbol }),
-            source => Err(PublishError::UnknownSize { symbol, source }.into()),
-        },
-        (Err(error), None) => Err(error.into()),
+    match client.abi() {
+        Ok(abi) if options.abi.is_none_or(|asked| asked == abi) => Ok(abi),
+        Ok(abi) => Err(LoaderError::OtherAbi { symbol: client.symbol().to_owned(), abi }),
+        Err(PublishError::UnknownSize { symbol, source: UnknownSymbol::Pointer }) => {
+            let asked = options.abi.filter(|abi| abi.symbol_kind() == SymbolKind::Pointer);
+            asked.ok_or(LoaderError::WhichAbi { symbol })
+        }
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -123,6 +123,14 @@ pub enum LoaderError {
         /// How many there are.
         given: usize,
     },
+    /// The image says another interface than the user.
+    #[error("{symbol} is the object of {abi}: leave --abi away")]
+    OtherAbi {
+        /// The client's name.
+        symbol: String,
+        /// What its size says.
+        abi: crate::protocol::Abi,
+    },
     /// The interface is not told by the image.
     #[error(
         "{symbol} is a pointer, so the program was built with LLVM 17 to 19: say which, by --abi"
@@ -142,12 +150,14 @@ pub enum LoaderError {
     #[error(transparent)]
     Handlers(#[from] crate::error::RegisterError),
     /// The folder that files are to be in.
-    #[error("cannot use {} as the folder of the program's files: {source}", .path.display())]
+    #[error(
+        "--root {}: not a folder that the program's files can be in ({error})", .path.display()
+    )]
     Root {
         /// The folder.
         path: PathBuf,
         /// Why not.
-        source: io::Error,
+        error: io::Error,
     },
     /// The kernel was not launched, faulted, or ran too long.
     #[cfg(any(feature = "cuda", feature = "hsa"))]

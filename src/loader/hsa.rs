@@ -183,8 +183,7 @@ fn publish(
     if let Some(asked) = options.abi
         && asked != abi
     {
-        let reason = format!("the object is that of {abi}: leave --abi away");
-        return Err(LoaderError::ClientObject { symbol, reason });
+        return Err(LoaderError::OtherAbi { symbol: symbol.to_owned(), abi });
     }
     let heap = match options.pool {
         0 => None,

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use object::elf;
 use object::endian::LittleEndian;
@@ -17,12 +17,10 @@ type Header = elf::FileHeader64<LittleEndian>;
 #[non_exhaustive]
 pub enum ImageError {
     /// The file cannot be read.
-    #[error("cannot read {}: {source}", .path.display())]
+    #[error("cannot be read ({error}): {}", advice(.error))]
     Read {
-        /// The file.
-        path: PathBuf,
         /// Why not.
-        source: io::Error,
+        error: io::Error,
     },
     /// Neither ELF nor PTX.
     #[error("not a GPU image: it is neither PTX text nor an ELF file; {hint}")]
@@ -63,6 +61,16 @@ pub enum ImageError {
     BadPtx(&'static str),
 }
 
+/// What to do about a file that cannot be read.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "is the path right, and the program built?",
+        io::ErrorKind::IsADirectory => "give the image in that folder",
+        io::ErrorKind::PermissionDenied => "may this user read it?",
+        _ => "look at the file",
+    }
+}
+
 /// What an image is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -90,9 +98,7 @@ impl Image {
     /// # Errors
     /// [`ImageError`].
     pub fn read(path: &Path) -> Result<Self, ImageError> {
-        let bytes =
-            fs::read(path).map_err(|source| ImageError::Read { path: path.to_owned(), source })?;
-        Self::parse(bytes)
+        Self::parse(fs::read(path).map_err(|error| ImageError::Read { error })?)
     }
 
     /// Checks the bytes of a file.
@@ -154,13 +160,13 @@ impl Image {
 /// What people take for a GPU image by mistake.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
     Some(match bytes {
-        [] => "the file is empty",
+        [] => "the file is empty: did what made it fail?",
         [b'B', b'C', 0xc0, 0xde, ..] => "it is LLVM bitcode: compile it with clang -S or llc",
         [0x50, 0xed, 0x55, 0xba, ..] => {
             "it is a fat binary: take the cubin out with cuobjdump -xelf all"
         }
         [b'!', b'<', b'a', b'r', b'c', b'h', b'>', ..] => "it is an archive: link it first",
-        [b'#', b'!', ..] => "it is a script",
+        [b'#', b'!', ..] => "it is a script: give the image that it runs",
         _ => return None,
     })
 }
@@ -172,7 +178,11 @@ fn check_elf(bytes: &[u8]) -> Result<(ImageKind, Vec<String>), ImageError> {
     if bytes.len() >= 6 && bytes[4..6] != [elf::ELFCLASS64.0, elf::ELFDATA2LSB.0] {
         return Err(ImageError::OtherMachine {
             machine: "a 32-bit or big-endian machine",
-            number: 0,
+            number: match bytes.get(5..20) {
+                Some(&[2, .., high, low]) => u16::from_be_bytes([high, low]),
+                Some(&[.., low, high]) => u16::from_le_bytes([low, high]),
+                _ => 0,
+            },
         });
     }
     let header = Header::parse(bytes).map_err(damaged)?;

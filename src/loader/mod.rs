@@ -54,7 +54,7 @@ pub const FAILED: i32 = 1;
 /// The program `hostcall-loader`: understands a command line, does it, and returns the exit status.
 ///
 /// The process should end with it and not wait for anything else: a program that is given up may
-/// still run on the device. While a program runs, SIGINT and SIGTERM end the process, as the
+/// still run on the device. While a program runs, SIGINT, SIGTERM and SIGHUP end the process, as the
 /// [help](HELP) says.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> i32 {
     let done = Command::parse(arguments).map_err(LoaderError::from).and_then(|command| {

@@ -14,29 +14,26 @@ Runs a GPU program as if it were a local one.
 
 Usage: hostcall-loader [OPTION]... IMAGE [ARGUMENT]...
 
-IMAGE is a linked cubin, PTX text or AMD code object with a kernel `_start`, as LLVM's C library has
-it. It gets the arguments, this process's environment, standard streams, files and exit status.
+IMAGE is a linked cubin, PTX text or AMD code object with a kernel `_start`. It
+gets the arguments, and this process's environment, streams, files and status.
 
-  --threads N, --threads-x N, --threads-y N, --threads-z N   threads of a block (1)
-  --blocks N, --blocks-x N, --blocks-y N, --blocks-z N       blocks of the grid (1)
-  --device N          the GPU, numbered as --list-devices does (the first that fits)
-  --list-devices      print the GPUs and end
-  --ports N           conversations at a time (as many as warps that can run)
-  --pool SIZE         memory for malloc, taken before the start (64M)
-  --stack SIZE        stack of each thread (the driver's choice, or what the code says)
-  --abi NAME          LLVM release of the program: llvm17, llvm18 or llvm19 must be said
+  --threads[-x|-y|-z] N   threads of a block (1)
+  --blocks[-x|-y|-z] N    blocks of the grid (1)
+  --device N              the GPU, as --list-devices counts (the first to fit)
+  --list-devices          print the GPUs and end
+  --ports N               conversations at a time (as many as warps can run)
+  --pool SIZE             memory for malloc, with K, M or G (64M)
+  --stack SIZE            stack of each thread (what the driver or the code say)
+  --abi NAME              LLVM release: only llvm17, llvm18, llvm19 must be said
   --files none|read|all   which of this user's files the program may open (all)
-  --root FOLDER       of those, the ones in this folder alone; it is the root of their paths
-  --no-system         refuse the program's `system`
-  --timeout SECONDS   give up after this time
-  --stats             at the end, tell on standard error what was done
-  -h, --help          print this and end
-  -V, --version       print the version and end
+  --root FOLDER           those in this folder alone, the root of their paths
+  --system, --no-system   may it run commands? (without --files, --root: yes)
+  --timeout SECONDS       give up after this time
+  --stats                 at the end, tell on standard error what was done
+  -h, --help, -V, --version
 
-SIZE takes K, M or G. The exit status is the program's. What goes wrong here is one line on standard
-error and status 1: no GPU image, no driver, no kernel, a launch that fails, a fault, the time.
-SIGINT and SIGTERM write out the program's files and end with status 128 and their number; a second
-one ends at once.
+The status is the program's. What goes wrong here is one line, and status 1. At
+SIGINT, SIGTERM, SIGHUP its files are written out first; a second ends at once.
 ";
 
 /// Which files the program may open.
@@ -78,7 +75,8 @@ pub struct Options {
     pub files: Files,
     /// The folder that they are in: they cannot be outside, and paths begin there.
     pub root: Option<PathBuf>,
-    /// Whether commands may be run.
+    /// Whether commands may be run: they open whatever files they like. By default where neither `files`
+    /// nor `root` confines the program.
     pub system: bool,
     /// How long the program may run.
     pub timeout: Option<Duration>,
@@ -104,9 +102,20 @@ pub enum Command {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UsageError {
-    /// An option that is none, or a value that is none for it.
+    /// An option that is none.
     #[error("{0}; see --help")]
     Option(lexopt::Error),
+    /// A value that is none for its option.
+    #[error("{option}: {error}; see --help")]
+    Value {
+        /// The option.
+        option: String,
+        /// What is wrong with its value.
+        error: lexopt::Error,
+    },
+    /// Files in a folder, and no files.
+    #[error("--root says in which folder files may be opened, and --files none that none may")]
+    NoFiles,
     /// No image.
     #[error("which image? See --help")]
     NoImage,
@@ -147,43 +156,69 @@ impl Command {
     /// [`UsageError`].
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, UsageError> {
         let mut parser = Parser::from_iter(arguments);
-        let mut options = Options::new("");
+        let (mut options, mut system) = (Options::new(""), None);
         while let Some(argument) = parser.next()? {
-            match argument {
+            let name = match argument {
                 Arg::Value(image) => {
                     options.image = image.into();
                     // What follows is the program's, options too.
                     options.arguments = parser.raw_args()?.collect();
+                    if options.files == Files::None && options.root.is_some() {
+                        return Err(UsageError::NoFiles);
+                    }
+                    let confined = options.files != Files::All || options.root.is_some();
+                    options.system = system.unwrap_or(!confined);
                     return Ok(Command::Run(options));
                 }
                 Arg::Short('h') | Arg::Long("help") => return Ok(Command::Help),
                 Arg::Short('V') | Arg::Long("version") => return Ok(Command::Version),
                 Arg::Long("list-devices") => return Ok(Command::ListDevices),
-                Arg::Long("threads" | "threads-x") => options.threads[0] = count(&mut parser)?,
-                Arg::Long("threads-y") => options.threads[1] = count(&mut parser)?,
-                Arg::Long("threads-z") => options.threads[2] = count(&mut parser)?,
-                Arg::Long("blocks" | "blocks-x") => options.blocks[0] = count(&mut parser)?,
-                Arg::Long("blocks-y") => options.blocks[1] = count(&mut parser)?,
-                Arg::Long("blocks-z") => options.blocks[2] = count(&mut parser)?,
-                Arg::Long("device") => options.device = Some(parser.value()?.parse()?),
-                Arg::Long("ports") => options.ports = Some(count(&mut parser)?),
-                Arg::Long("pool") => options.pool = parser.value()?.parse_with(size)?,
-                Arg::Long("stack") => {
-                    let bytes = parser.value()?.parse_with(size)?;
-                    options.stack = Some(usize::try_from(bytes).unwrap_or(usize::MAX));
+                Arg::Long("system") => {
+                    system = Some(true);
+                    continue;
                 }
-                Arg::Long("abi") => options.abi = Some(parser.value()?.parse_with(abi)?),
-                Arg::Long("files") => options.files = parser.value()?.parse_with(files)?,
-                Arg::Long("root") => options.root = Some(parser.value()?.into()),
-                Arg::Long("stats") => options.stats = true,
-                Arg::Long("no-system") => options.system = false,
-                Arg::Long("timeout") => {
-                    options.timeout = Some(parser.value()?.parse_with(seconds)?);
+                Arg::Long("no-system") => {
+                    system = Some(false);
+                    continue;
                 }
-                other => return Err(other.unexpected().into()),
+                Arg::Long(name) => name.to_owned(),
+                other @ Arg::Short(_) => return Err(other.unexpected().into()),
+            };
+            match options.set(&name, &mut parser) {
+                Ok(true) => {}
+                Ok(false) => return Err(Arg::Long(&name).unexpected().into()),
+                Err(error) => return Err(UsageError::Value { option: format!("--{name}"), error }),
             }
         }
         Err(UsageError::NoImage)
+    }
+}
+
+impl Options {
+    /// Sets what the option of that name says. Whether there is such an option.
+    fn set(&mut self, name: &str, parser: &mut Parser) -> Result<bool, lexopt::Error> {
+        match name {
+            "threads" | "threads-x" => self.threads[0] = count(parser)?,
+            "threads-y" => self.threads[1] = count(parser)?,
+            "threads-z" => self.threads[2] = count(parser)?,
+            "blocks" | "blocks-x" => self.blocks[0] = count(parser)?,
+            "blocks-y" => self.blocks[1] = count(parser)?,
+            "blocks-z" => self.blocks[2] = count(parser)?,
+            "device" => self.device = Some(parser.value()?.parse()?),
+            "ports" => self.ports = Some(count(parser)?),
+            "pool" => self.pool = parser.value()?.parse_with(size)?,
+            "stack" => {
+                let bytes = parser.value()?.parse_with(size)?;
+                self.stack = Some(usize::try_from(bytes).unwrap_or(usize::MAX));
+            }
+            "abi" => self.abi = Some(parser.value()?.parse_with(abi)?),
+            "files" => self.files = parser.value()?.parse_with(files)?,
+            "root" => self.root = Some(parser.value()?.into()),
+            "stats" => self.stats = true,
+            "timeout" => self.timeout = Some(parser.value()?.parse_with(seconds)?),
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 }
 
@@ -258,7 +293,11 @@ mod tests {
             ("loader", "which image"),
             ("loader --frobnicate a", "--frobnicate"),
             ("loader --threads 0 a", "at least 1"),
-            ("loader --threads x a", "x"),
+            ("loader --threads x a", "--threads: cannot parse argument \"x\""),
+            ("loader --device -1 a", "--device: "),
+            ("loader -x a", "'-x'"),
+            ("loader --stats=yes a", "--stats"),
+            ("loader --root . --files none a", "--root"),
             ("loader --pool 1X a", "K, M or G"),
             ("loader --pool 99999999999G a", "too large"),
             ("loader --abi llvm16 a", "llvm17 to llvm22"),
@@ -271,8 +310,20 @@ mod tests {
     }
 
     #[test]
+    fn confined_programs_run_commands_only_where_that_is_said() {
+        let system = |line: &str| {
+            let Ok(Command::Run(options)) = parse(line) else { panic!("{line}") };
+            options.system
+        };
+        assert!(system("loader a") && system("loader --files all a"));
+        assert!(!system("loader --no-system a") && !system("loader --files read a"));
+        assert!(!system("loader --files none a") && !system("loader --root . a"));
+        assert!(system("loader --root . --system a") && system("loader --system --files=none a"));
+    }
+
+    #[test]
     fn the_help_fits_a_screen() {
-        assert!(HELP.lines().count() <= 40);
-        assert!(HELP.lines().all(|line| line.len() <= 100));
+        assert!(HELP.lines().count() <= 24);
+        assert!(HELP.lines().all(|line| line.len() <= 80));
     }
 }

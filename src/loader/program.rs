@@ -111,7 +111,7 @@ impl Host {
             (None, _) => FilePolicy::denied(),
             (Some(access), None) => FilePolicy::everything(access),
             (Some(access), Some(root)) => FilePolicy::directory(root, access)
-                .map_err(|source| LoaderError::Root { path: root.clone(), source })?,
+                .map_err(|error| LoaderError::Root { path: root.clone(), error })?,
         };
         let mut services = Services::builder().standard(Standard::process()).files(files);
         if options.system {

@@ -7,13 +7,14 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use parking_lot::Mutex;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{flag, iterator};
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// From now on the first SIGINT or SIGTERM ends this process with status 128 and its number, as shells
-/// have it, after a task has been done; a second one ends it at once.
+/// From now on the first SIGINT, SIGTERM or SIGHUP ends this process with status 128 and its number, as shells
+/// have it, after a task has been done; a second one ends it at once. Those that whoever started this
+/// process ignores, as `nohup` does, stay ignored.
 pub(super) struct Signals {
     task: Arc<Mutex<Option<Task>>>,
 }
@@ -21,12 +22,14 @@ pub(super) struct Signals {
 impl Signals {
     pub(super) fn catch() -> io::Result<Self> {
         let seen = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
+        let wanted = [SIGINT, SIGTERM, SIGHUP];
+        let caught: Vec<_> = wanted.into_iter().filter(|&signal| !is_ignored(signal)).collect();
+        for &signal in &caught {
             // In this order: the first signal finds it unset.
             flag::register_conditional_shutdown(signal, 128 + signal, seen.clone())?;
             flag::register(signal, seen.clone())?;
         }
-        let mut signals = iterator::Signals::new([SIGINT, SIGTERM])?;
+        let mut signals = iterator::Signals::new(&caught)?;
         let task: Arc<Mutex<Option<Task>>> = Arc::default();
         let todo = task.clone();
         let wait = move || {
@@ -48,6 +51,14 @@ impl Signals {
         *self.task.lock() = Some(Box::new(task));
         AtSignal(self)
     }
+}
+
+/// Whether this process ignores a signal, where the system says so.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    ignored.is_some_and(|set| set >> (signal - 1) & 1 == 1)
 }
 
 /// Something to do at a signal, for as long as this is there.
