@@ -118,12 +118,13 @@ impl<'s, A: SharedAllocator + 'static> Watch<'s, A> {
         F: FnMut() -> Result<bool, E>,
     {
         let worker = Worker::builder(self.server.clone()).threads(self.threads).idle(self.idle);
-        let worker = worker.start().map_err(LaunchError::Worker)?;
+        let mut worker = worker.start().map_err(LaunchError::Worker)?;
         let mut ended = launch().map_err(LaunchError::NotLaunched)?;
         let end = self.watch(&worker, &mut ended);
         if let End::TimedOut(after) = end {
             let conversations = self.server.conversations();
-            self.server.shutdown();
+            // What is late is not waited for twice: a handler that blocks its thread may be why.
+            self.server.shutdown_within(Duration::from_millis(100));
             // The worker still polls: clients that call now are told, and the kernel may end.
             let kernel = match ends_within(Duration::from_secs(1), &mut ended) {
                 Ok(false) => KernelState::StillRuns,
@@ -132,6 +133,7 @@ impl<'s, A: SharedAllocator + 'static> Watch<'s, A> {
             if kernel == KernelState::StillRuns {
                 mem::forget(ended);
             }
+            let _ = worker.end_within(Duration::from_secs(1));
             return Err(LaunchError::TimedOut { after, kernel, conversations });
         }
         match end {

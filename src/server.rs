@@ -6,7 +6,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
 use parking_lot::{Mutex, MutexGuard};
@@ -20,7 +20,7 @@ use crate::protocol::{
     Abi, ClientImage, Doorbell, LaneMask, LaneWidth, Layout, Locks, Opcode, PortCount,
 };
 use crate::registry::Registry;
-use crate::shard::{Deadlines, Pass, Shard};
+use crate::shard::{Busy, Deadlines, Pass, Shard};
 use crate::state::{Core, ExitRequest};
 use crate::stats::{Counters, Stats};
 
@@ -50,6 +50,9 @@ pub struct Conversation {
     /// Whose turn it is.
     pub waiting_for: WaitingFor,
 }
+
+/// How long passes take whose handlers do not block.
+const A_PASS: Duration = Duration::from_millis(100);
 
 /// What [`Server::drain`] left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,6 +99,8 @@ pub struct Server<A: SharedAllocator> {
     policy: ErrorPolicy,
     hook: Option<ErrorHook>,
     first_error: Mutex<Option<ConversationError>>,
+    /// Of each shard.
+    busy: Box<[CachePadded<Busy>]>,
     drain_limit: Duration,
     client_locks: Box<[AtomicU32]>,
     next_client: std::sync::atomic::AtomicU32,
@@ -248,6 +253,7 @@ impl<A: SharedAllocator + 'static> Builder<A> {
             core: Arc::new(core),
             shards: (0..count).map(|number| Mutex::new(shard(number)).into()).collect(),
             counters: (0..count).map(|_| CachePadded::default()).collect(),
+            busy: (0..count).map(|_| CachePadded::default()).collect(),
             registry: self.registry,
             deadlines: self.deadlines,
             policy: self.policy,
@@ -345,6 +351,8 @@ impl<A: SharedAllocator + 'static> Server<A> {
     pub(crate) fn drain_within(&self, rounds: u64) -> Result<Drained, ConversationError> {
         let clock = &self.core.clock;
         let end = clock.now().saturating_add(self.drain_limit);
+        // Of a pass in the way; whatever time the server's clock shows.
+        let passes_end = Instant::now().checked_add(self.drain_limit);
         let mut served = 0;
         let mut round = 0;
         loop {
@@ -352,7 +360,7 @@ impl<A: SharedAllocator + 'static> Server<A> {
             let (mut step, mut busy) = (0, false);
             for number in 0..self.shards.len() {
                 self.stopped()?;
-                if let Some(mut shard) = self.lock(number) {
+                if let Some(mut shard) = self.lock(number, passes_end) {
                     step += self.poll_locked(number, &mut shard)?;
                     let channel = self.memory.channel();
                     busy |= shard.has_woken() || shard.is_working(&self.core, &channel);
@@ -369,26 +377,38 @@ impl<A: SharedAllocator + 'static> Server<A> {
     }
 
     /// Takes a shard once the pass that has it is over. `None` for a pass that this thread is in, and
-    /// for one that outlasts the drain limit.
-    fn lock(&self, number: usize) -> Option<MutexGuard<'_, Shard>> {
-        let limit = if self.is_polling() { Duration::ZERO } else { self.drain_limit };
-        self.shards[number].try_lock_for(limit)
+    /// for one that goes on after `end`.
+    fn lock(&self, number: usize, end: Option<Instant>) -> Option<MutexGuard<'_, Shard>> {
+        let shard = &self.shards[number];
+        match end {
+            _ if self.is_polling() => shard.try_lock(),
+            Some(end) => shard.try_lock_until(end),
+            None => Some(shard.lock()),
+        }
     }
 
     /// Ends all conversations and refuses new ones.
     ///
     /// Futures of handlers are dropped, clients whose turn it is not are released. Clients that call
-    /// later are told as long as somebody polls. May be called from a handler: the running pass
-    /// ends the conversations then.
+    /// later are told as long as somebody polls. A pass that runs is waited for, at most the
+    /// [limit](Builder::drain_limit) for all shards; one that outlasts it, or that this is called from, ends
+    /// the conversations when its handler returns.
     pub fn shutdown(&self) {
+        self.shutdown_within(self.drain_limit);
+    }
+
+    /// As [`shutdown`](Self::shutdown), and waits for passes at most that long.
+    pub(crate) fn shutdown_within(&self, limit: Duration) {
         self.core.closed.store(true, Ordering::Release);
         self.core.bell.ring();
         if self.is_polling() {
             return;
         }
-        for (number, shard) in self.shards.iter().enumerate() {
-            let mut shard = shard.lock();
-            self.with_pass(number, |pass| shard.end_all(pass));
+        let end = Instant::now().checked_add(limit);
+        for number in 0..self.shards.len() {
+            if let Some(mut shard) = self.lock(number, end) {
+                self.with_pass(number, |pass| shard.end_all(pass));
+            }
         }
     }
 
@@ -451,14 +471,27 @@ impl<A: SharedAllocator + 'static> Server<A> {
 
     /// The conversations in flight, for a watchdog: what each is about, its port, age, whose turn.
     ///
-    /// Waits for running handlers; called from one, it leaves out those of the same shard.
+    /// A pass that runs is waited for, for 100 ms. Of a shard whose handler blocks its thread for longer,
+    /// that handler's conversation is named, with the age of the pass, and no other. Called from a handler,
+    /// those of its own shard are left out.
     pub fn conversations(&self) -> Vec<Conversation> {
-        let polling = self.is_polling();
-        let lock = |shard: &'_ CachePadded<Mutex<Shard>>| {
-            let shard = if polling { shard.try_lock() } else { Some(shard.lock()) };
-            shard.map(|shard| shard.conversations(&self.core, &self.memory.channel()))
-        };
-        self.shards.iter().filter_map(lock).flatten().collect()
+        let channel = self.memory.channel();
+        let end = Some(Instant::now() + A_PASS);
+        let mut all = Vec::new();
+        for (number, busy) in self.busy.iter().enumerate() {
+            match self.lock(number, end) {
+                Some(shard) => all.extend(shard.conversations(&self.core, &channel)),
+                None if self.is_polling() => {}
+                None => all.extend(busy.conversation(&self.core, &channel)),
+            }
+        }
+        all
+    }
+
+    /// The conversations whose handlers run on polling threads at this moment.
+    pub(crate) fn running_handlers(&self) -> impl Iterator<Item = Conversation> {
+        let channel = self.memory.channel();
+        self.busy.iter().filter_map(move |busy| busy.conversation(&self.core, &channel))
     }
 
     /// The device program's wish to end, once a handler has reported it.
@@ -518,6 +551,7 @@ impl<A: SharedAllocator + 'static> Server<A> {
             channel: self.memory.channel(),
             registry: &self.registry,
             counters: &self.counters[number],
+            busy: &self.busy[number],
             deadlines: self.deadlines,
             report: &report,
         });

@@ -9,7 +9,7 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -40,12 +40,51 @@ pub(crate) struct Deadlines {
     pub(crate) handler: Option<Duration>,
 }
 
+/// Which handler a pass is in, for whoever cannot wait for the pass.
+#[derive(Debug, Default)]
+pub(crate) struct Busy {
+    /// The port and one, and the opcode; zero outside handlers.
+    handler: AtomicU64,
+    /// When the pass began, in nanoseconds of the server's clock.
+    since: AtomicU64,
+}
+
+impl Busy {
+    fn begin_pass(&self, now: Duration) {
+        self.since.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn enter(&self, caller: &Caller) {
+        let word = u64::from(caller.port + 1) << 32 | u64::from(caller.opcode.0);
+        self.handler.store(word, Ordering::Relaxed);
+    }
+
+    fn leave(&self) {
+        self.handler.store(0, Ordering::Relaxed);
+    }
+
+    /// The conversation whose handler runs on the polling thread. Its age is its pass's.
+    pub(crate) fn conversation(&self, core: &Core, channel: &Channel<'_>) -> Option<Conversation> {
+        let word = self.handler.load(Ordering::Relaxed);
+        let port = ((word >> 32) as u32).checked_sub(1)?;
+        let since = Duration::from_nanos(self.since.load(Ordering::Relaxed));
+        Some(Conversation {
+            opcode: Opcode(word as u32),
+            port,
+            lanes: channel.mask(port),
+            age: core.clock.now().saturating_sub(since),
+            waiting_for: WaitingFor::Handler,
+        })
+    }
+}
+
 /// What a pass needs from its server.
 pub(crate) struct Pass<'a> {
     pub(crate) core: &'a Arc<Core>,
     pub(crate) channel: Channel<'a>,
     pub(crate) registry: &'a Registry,
     pub(crate) counters: &'a CachePadded<Counters>,
+    pub(crate) busy: &'a Busy,
     pub(crate) deadlines: Deadlines,
     pub(crate) report: &'a dyn Fn(ConversationError),
 }
@@ -111,6 +150,7 @@ impl Shard {
         if self.changed.is_empty() && !self.has_woken() && self.in_flight == 0 {
             return 0;
         }
+        pass.busy.begin_pass(pass.core.clock.now());
         let mut served = 0;
         let mut changed = std::mem::take(&mut self.changed);
         // The device has just written there: without asking ahead, each port waits for memory twice.
@@ -328,7 +368,9 @@ impl Shard {
             channel: &pass.channel,
             detached: &detached,
         };
+        pass.busy.enter(&caller);
         let handled = catch_unwind(AssertUnwindSafe(|| handler.handle(request)));
+        pass.busy.leave();
         let slot = &pass.core.slots[caller.port as usize];
         let outcome = match handled {
             // Most of what there is. Nothing is moved around for it.
@@ -368,7 +410,9 @@ impl Shard {
             return 0;
         };
         let mut waiting = Context::from_waker(waker);
+        pass.busy.enter(&task.caller);
         let polled = catch_unwind(AssertUnwindSafe(|| task.future.as_mut().poll(&mut waiting)));
+        pass.busy.leave();
         let outcome = match polled {
             Ok(Poll::Pending) => {
                 let now = pass.core.clock.now();

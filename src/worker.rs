@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::backend::SharedAllocator;
 use crate::error::ConversationError;
-use crate::server::{Drained, Server};
+use crate::server::{Conversation, Drained, Server};
 
 /// How a worker waits for a silent device.
 ///
@@ -62,11 +62,27 @@ pub enum WorkerError {
     #[error(transparent)]
     Conversation(#[from] ConversationError),
     /// A handler that blocks its thread has not returned. The thread was left behind.
-    #[error("a handler has blocked its worker for {0:?}; handlers that wait belong on the pool")]
-    Stuck(Duration),
+    #[error(
+        "a handler has blocked its worker for {waited:?}{}; handlers that wait belong on the pool",
+        named(.handler)
+    )]
+    Stuck {
+        /// How long its end was waited for.
+        waited: Duration,
+        /// The conversation that it is in.
+        handler: Option<Conversation>,
+    },
     /// The operating system has no thread.
     #[error("cannot start a worker thread")]
     Spawn(#[source] std::io::Error),
+}
+
+/// What blocks a worker, for its error message.
+fn named(handler: &Option<Conversation>) -> String {
+    let Some(Conversation { opcode, port, .. }) = handler else {
+        return String::new();
+    };
+    format!(", in a conversation with opcode {opcode} on port {port}")
 }
 
 /// Threads that poll a server until they are stopped or dropped.
@@ -267,9 +283,13 @@ impl<A: SharedAllocator + 'static> Worker<A> {
     }
 
     fn end(&mut self) -> Result<(), WorkerError> {
+        self.end_within(self.server.drain_limit())
+    }
+
+    /// Ends the threads, and waits for that at most so long, also when it is dropped later.
+    pub(crate) fn end_within(&mut self, limit: Duration) -> Result<(), WorkerError> {
         self.control.stop.store(true, Ordering::Release);
         self.server.wake();
-        let limit = self.server.drain_limit();
         let end = Instant::now() + limit;
         let own = thread::current().id();
         // Dropped by one of its handlers, a worker cannot wait for itself.
@@ -280,7 +300,8 @@ impl<A: SharedAllocator + 'static> Worker<A> {
             let woken = self.control.ended.wait_for(&mut running, Duration::from_millis(10));
             if woken.timed_out() && Instant::now() >= end {
                 self.stuck = true;
-                return Err(WorkerError::Stuck(limit));
+                let handler = self.server.running_handlers().next();
+                return Err(WorkerError::Stuck { waited: limit, handler });
             }
         }
         drop(running);

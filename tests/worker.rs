@@ -14,8 +14,8 @@ use common::{
 };
 use hostcall::backend::host::HostAllocator;
 use hostcall::{
-    Abi, Builder, Doorbell, ErrorPolicy, IdlePolicy, LaneMask, Registry, Request, Server, Worker,
-    WorkerError,
+    Abi, Builder, Doorbell, ErrorPolicy, IdlePolicy, LaneMask, Registry, Request, Server,
+    WaitingFor, Worker, WorkerError,
 };
 use parking_lot::Mutex;
 
@@ -588,7 +588,18 @@ fn a_handler_that_blocks_its_worker_is_reported_and_left_behind() {
         let worker = Worker::start(server.clone()).unwrap();
         server.client().notify(B, ONE, |_| ()).unwrap();
         begun.pass_blocking();
-        assert!(matches!(worker.stop(), Err(WorkerError::Stuck(waited)) if waited == limit));
+        // Nobody waits for it for longer than the limit, and who is in the way has a name.
+        let [blocked] = server.conversations()[..] else { panic!("{:?}", server.conversations()) };
+        assert_eq!((blocked.opcode, blocked.lanes), (B, ONE));
+        assert_eq!(blocked.waiting_for, WaitingFor::Handler);
+        assert_eq!(server.drain().unwrap().unfinished, 1);
+        server.shutdown();
+        let error = worker.stop().unwrap_err();
+        let WorkerError::Stuck { waited, handler: Some(handler) } = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((*waited, handler.opcode, handler.port), (limit, B, blocked.port));
+        assert!(error.to_string().contains(&format!("opcode {B} on port {}", blocked.port)));
         gate.open();
         while Arc::strong_count(&server) > 1 {
             thread::yield_now();

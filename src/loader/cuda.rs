@@ -12,8 +12,8 @@ use crate::backend::cuda::{
 use crate::cuda::{DeviceClient, PublishError, serve};
 use crate::launch::{LaunchError, Served, Watch};
 use crate::libc::Heap;
-use crate::protocol::{Abi, SymbolKind};
 use crate::protocol::abi::UnknownSymbol;
+use crate::protocol::{Abi, SymbolKind};
 use crate::server::Server;
 
 use super::arguments::Arguments;

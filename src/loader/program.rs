@@ -151,7 +151,8 @@ impl Host {
     }
 
     /// Writes out what the program has written, and tells what was done where that is wanted. The
-    /// file table counts what it cannot write.
+    /// file table counts what it cannot write. Standard output has been flushed at each write, and is
+    /// left alone: somebody may be in the middle of one that nobody reads.
     fn close<A: SharedAllocator + 'static>(
         &self,
         server: &Server<A>,
@@ -159,7 +160,6 @@ impl Host {
         options: &Options,
     ) {
         let _ = self.services.files().close_all();
-        let _ = io::stdout().flush();
         if options.stats {
             let heap = self.heap.as_ref().map(Heap::stats);
             let text = summary::text(began.elapsed(), &server.stats(), heap, &self.services);
