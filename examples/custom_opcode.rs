@@ -1,4 +1,4 @@
-//! Opcodes of your own, in the four shapes that handlers have. You see a unary call, a
+//! Opcodes of your own, in four ways. You see a unary call, a
 //! notification, a conversation with several packets, and blocking work off the polling thread,
 //! served by a worker thread to a client in this process.
 

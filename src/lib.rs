@@ -42,7 +42,8 @@
 //!
 //! # What holds
 //!
-//! - *No data race is undefined behaviour.* Shared memory is touched through atomics alone.
+//! - *No data race is undefined behaviour.* Shared memory is touched through atomics, and on x86-64
+//!   through moves of whole words.
 //! - *The device is not trusted.* Masks are cut to the lane width, lengths are bounded before memory
 //!   is taken, opcodes nobody knows are answered, counted and reported.
 //! - *Nothing hangs for ever.* A conversation without progress is dropped at its deadline; one that

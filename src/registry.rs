@@ -246,7 +246,10 @@ impl Registry {
         })
     }
 
-    /// A whole conversation, as a function that may block. It runs on a thread of a pool.
+    /// A whole conversation, as a function that may block. It runs on a thread of a pool, which the whole
+    /// process shares: 500 at most, or what the environment variable `BLOCKING_MAX_THREADS` says, 10000 at
+    /// most. Beyond that they wait for each other, so a conversation that may wait for long for its device is
+    /// better an [async](Self::conversation) one.
     ///
     /// # Errors
     /// [`RegisterError::OpcodeTaken`].

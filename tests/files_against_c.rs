@@ -86,13 +86,15 @@ impl Run {
     fn new(seed: u64, directory: &Path) -> Self {
         let mut random = Random::new(seed);
         prepare(directory, &mut random);
-        // Half of the sequences are confined to their directory, half use its absolute path.
-        let confined = seed.is_multiple_of(2);
-        let policy = if confined {
-            FilePolicy::directory(directory, Access::ReadWrite).unwrap()
-        } else {
-            FilePolicy::everything(Access::ReadWrite)
-        };
+        // With the feature, half of the sequences are confined to their directory. The others use its
+        // absolute path.
+        let confined = cfg!(feature = "sandbox") && seed.is_multiple_of(2);
+        let everything = FilePolicy::everything(Access::ReadWrite);
+        #[cfg(feature = "sandbox")]
+        let directories = FilePolicy::directory(directory, Access::ReadWrite).unwrap();
+        #[cfg(not(feature = "sandbox"))]
+        let directories = FilePolicy::denied();
+        let policy = if confined { directories } else { everything };
         let files = FileTable::builder().policy(policy).build();
         let mut generator = Generator {
             random,

@@ -103,7 +103,8 @@ fn noop_is_taken_note_of() {
     with(defaults, |warp, served| {
         warp.client.notify(opcode::NOOP, warp.mask, |_| 7u64).unwrap();
         warp.call(opcode::NOOP, |_| [0; 3]);
-        assert!(served.server.stats().accepted >= 1);
+        let stats = served.server.stats();
+        assert_eq!((stats.accepted, stats.completed, stats.failed()), (2, 2, 0));
     });
 }
 

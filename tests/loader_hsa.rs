@@ -296,7 +296,7 @@ fn broken_copies_are_refused_or_run_and_nothing_else() {
         },
         "no kernel _start",
     );
-    // Every byte of the metadata in turn: an end without a panic, whichever it is.
+    // Bytes all over the metadata in turn: an end without a panic, whichever it is.
     let start = position(&image, b"AMDGPU\0");
     let end = position(&image, b"amdhsa.version");
     let path = folder().join("flipped");

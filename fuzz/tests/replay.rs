@@ -7,6 +7,8 @@ use std::path::Path;
 /// Every file of a target's seeds and, where there are any, of its found failures.
 fn replay(name: &str, target: fn(&[u8])) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut seeds = fs::read_dir(root.join("seeds").join(name)).expect("a folder with its seeds");
+    assert!(seeds.next().is_some(), "no seeds for {name}");
     for folder in [root.join("seeds").join(name), root.join("artifacts").join(name)] {
         for file in fs::read_dir(folder).into_iter().flatten() {
             let path = file.expect("a file").path();

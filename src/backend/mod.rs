@@ -77,7 +77,8 @@ pub struct SharedBlock {
 /// A source of memory that the device and the host both see.
 ///
 /// # Safety
-/// The crate reads and writes what `allocate` returns through atomics of up to 64 bits. So a
+/// The crate reads and writes what `allocate` returns through atomics of up to 64 bits, on x86-64 also by
+/// two or more such words at a time. So a
 /// block's host address has to be valid for reads and writes of `layout.size()` bytes until it is
 /// deallocated, aligned to `layout.align()`, zeroed, and not part of any other live block. The
 /// device address must mean the same memory on the device. So must the addresses of a

@@ -30,7 +30,7 @@ mod stdio;
 mod testing;
 
 pub use heap::{Heap, HeapStats};
-pub use process::{ABORTED, ExitPolicy};
+pub use process::ABORTED;
 pub use services::{Denials, Services, ServicesBuilder};
 
 /// The bytes in front of the first NUL; `None` where there is none.

@@ -15,16 +15,6 @@ use super::services::{State, serve};
 use super::stdio::{reply, word};
 use super::{opcode, until_nul};
 
-/// What happens when device code calls `exit` or `abort`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ExitPolicy {
-    /// The server [reports](crate::Server::exit_request) it; the host program decides.
-    #[default]
-    Report,
-    /// This process ends: with the program's status, or by `abort`.
-    Terminate,
-}
-
 /// The status that shells give a program which aborted: 128 and the number of the signal.
 pub const ABORTED: i32 = 134;
 
@@ -41,27 +31,18 @@ async fn handshake(call: &mut Call) -> Result<(u32, u64), HandlerError> {
     said.ok_or_else(|| HandlerError::new("no lane is active"))
 }
 
-/// `EXIT` with the status of the first active lane, `ABORT` with [`ABORTED`], and `SYSTEM`, which runs
+/// `EXIT` with the status of the first active lane and `ABORT` with [`ABORTED`], which the server
+/// [reports](crate::Server::exit_request) and its program decides about; and `SYSTEM`, which runs
 /// each lane's command, one after the other, on the pool.
-pub(super) fn register(
-    registry: &Registry,
-    state: &Weak<State>,
-    policy: ExitPolicy,
-) -> Result<(), RegisterError> {
-    registry.conversation(opcode::EXIT, move |mut call| async move {
+pub(super) fn register(registry: &Registry, state: &Weak<State>) -> Result<(), RegisterError> {
+    registry.conversation(opcode::EXIT, async |mut call| {
         let (lane, status) = handshake(&mut call).await?;
-        match policy {
-            ExitPolicy::Report => call.request_exit(lane, status as i32),
-            ExitPolicy::Terminate => std::process::exit(status as i32),
-        }
+        call.request_exit(lane, status as i32);
         Ok(())
     })?;
-    registry.conversation(opcode::ABORT, move |mut call| async move {
+    registry.conversation(opcode::ABORT, async |mut call| {
         let (lane, _) = handshake(&mut call).await?;
-        match policy {
-            ExitPolicy::Report => call.request_abort(lane, ABORTED),
-            ExitPolicy::Terminate => std::process::abort(),
-        }
+        call.request_abort(lane, ABORTED);
         Ok(())
     })?;
     serve(registry, opcode::SYSTEM, state, |state, mut call| async move {

@@ -14,7 +14,7 @@ use crate::registry::Registry;
 
 use super::files::{DEFAULT_MAX_OPEN, Denials as FileDenials, FilePolicy, FileTable, Standard};
 use super::heap::Heap;
-use super::process::{self, ExitPolicy};
+use super::process;
 use super::{memory, opcode, print, stdio, testing};
 
 /// A function of the host program that device code may call by its number.
@@ -61,7 +61,6 @@ pub struct ServicesBuilder {
     heap: Option<Heap>,
     functions: BTreeMap<u64, HostFunction>,
     system: bool,
-    exit: ExitPolicy,
 }
 
 /// What has been denied so far, by kind.
@@ -88,7 +87,6 @@ pub(super) struct State {
     pub(super) denied_commands: AtomicU64,
     pub(super) denied_functions: AtomicU64,
     pub(super) denied_allocations: AtomicU64,
-    exit: ExitPolicy,
 }
 
 impl Services {
@@ -101,7 +99,6 @@ impl Services {
             heap: None,
             functions: BTreeMap::new(),
             system: false,
-            exit: ExitPolicy::Report,
         }
     }
 
@@ -117,7 +114,7 @@ impl Services {
         stdio::register(registry, &state)?;
         print::register(registry, &state)?;
         memory::register(registry, &state)?;
-        process::register(registry, &state, self.state.exit)?;
+        process::register(registry, &state)?;
         testing::register(registry)
     }
 
@@ -195,13 +192,6 @@ impl ServicesBuilder {
         self
     }
 
-    /// What `exit` and `abort` do. They report by default.
-    #[must_use]
-    pub fn on_exit(mut self, policy: ExitPolicy) -> Self {
-        self.exit = policy;
-        self
-    }
-
     /// Makes the services. No handler knows of them yet: [register](Services::register) them.
     pub fn build(self) -> Services {
         let files_may_block = self.files.may_block();
@@ -220,7 +210,6 @@ impl ServicesBuilder {
                 denied_commands: AtomicU64::new(0),
                 denied_functions: AtomicU64::new(0),
                 denied_allocations: AtomicU64::new(0),
-                exit: self.exit,
             }),
         }
     }
@@ -231,7 +220,6 @@ impl fmt::Debug for ServicesBuilder {
         f.debug_struct("ServicesBuilder")
             .field("functions", &self.functions.keys().collect::<Vec<_>>())
             .field("system", &self.system)
-            .field("exit", &self.exit)
             .finish_non_exhaustive()
     }
 }

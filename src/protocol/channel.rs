@@ -500,17 +500,17 @@ pub(crate) fn differ(words: &[AtomicU32; 16], others: &[AtomicU32; 16]) -> bool 
 #[derive(Clone, Copy)]
 pub(super) struct Tag(Tags);
 
-#[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(hostcall_loom)))]
 type Tags = core::arch::x86_64::__m128i;
-#[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
+#[cfg(not(all(target_arch = "x86_64", target_feature = "sse2", not(hostcall_loom))))]
 type Tags = u32;
 
 impl Tag {
     #[inline]
     pub(super) fn new(tag: u32) -> Self {
-        #[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
+        #[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(hostcall_loom)))]
         return Tag(bytemuck::must_cast([tag; 4]));
-        #[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
+        #[cfg(not(all(target_arch = "x86_64", target_feature = "sse2", not(hostcall_loom))))]
         Tag(tag)
     }
 }
@@ -519,12 +519,14 @@ impl Tag {
 /// Returns whether the lower halves are all this tag.
 #[inline]
 pub(super) fn unpack_cells(cells: &[AtomicU64; 4], tag: Tag, words: &[AtomicU64; 2]) -> bool {
-    #[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
+    #[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(hostcall_loom)))]
     {
         let equal: u32;
         // SAFETY: reads the 32 bytes behind one reference and writes the 16 behind the other. The words
-        // may change meanwhile, as atomics may: whatever is read is a value that a lane may have sent,
-        // and on x86-64 an access of 16 bytes is made of whole words of 8. SSE2 is part of every x86-64.
+        // may change meanwhile, as atomics may: whatever is read is a value that a lane may have sent. An
+        // access of 16 bytes reads and writes words of 8 as a whole: processors with AVX promise it even
+        // for all 16 where they are aligned (Intel's and AMD's manuals, on guaranteed atomic operations),
+        // and older ones have ways of 8 bytes.
         unsafe {
             core::arch::asm!(
                 "movups {data}, [{cells}]",
@@ -547,7 +549,7 @@ pub(super) fn unpack_cells(cells: &[AtomicU64; 4], tag: Tag, words: &[AtomicU64;
         }
         equal == 0xf
     }
-    #[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
+    #[cfg(not(all(target_arch = "x86_64", target_feature = "sse2", not(hostcall_loom))))]
     {
         let mut all = true;
         for (word, cell) in words.iter().zip(cells.as_chunks::<2>().0) {
@@ -562,7 +564,7 @@ pub(super) fn unpack_cells(cells: &[AtomicU64; 4], tag: Tag, words: &[AtomicU64;
 /// The other way round: makes two cells of two words, all four halves with this tag.
 #[inline]
 pub(super) fn pack_cells(words: &[AtomicU64; 2], tag: Tag, cells: &[AtomicU64; 4]) {
-    #[cfg(all(target_arch = "x86_64", not(hostcall_loom)))]
+    #[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(hostcall_loom)))]
     // SAFETY: as above; a peer that polls the cells finds whole words of 8 bytes.
     unsafe {
         core::arch::asm!(
@@ -584,7 +586,7 @@ pub(super) fn pack_cells(words: &[AtomicU64; 2], tag: Tag, cells: &[AtomicU64; 4
             options(nostack, preserves_flags),
         );
     }
-    #[cfg(not(all(target_arch = "x86_64", not(hostcall_loom))))]
+    #[cfg(not(all(target_arch = "x86_64", target_feature = "sse2", not(hostcall_loom))))]
     for (word, cell) in words.iter().zip(cells.as_chunks::<2>().0) {
         let word = word.load(Ordering::Relaxed);
         let [low, high] = [word << 32, word >> 32 << 32].map(|half| half | u64::from(tag.0));

@@ -54,11 +54,6 @@ impl Packet {
     pub fn bytes(&self) -> &[u8; PACKET_SIZE] {
         bytemuck::must_cast_ref(self)
     }
-
-    /// The 64 bytes, to change.
-    pub fn bytes_mut(&mut self) -> &mut [u8; PACKET_SIZE] {
-        bytemuck::must_cast_mut(self)
-    }
 }
 
 /// What a client writes when it opens a port, before its first packet.

@@ -66,5 +66,5 @@ pub use standard::{Input, Output, Standard};
 pub use stream::{BytesRead, BytesWritten, Whence};
 pub use table::{FileTable, LineEnd};
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sandbox"))]
 mod scratch;

