@@ -199,6 +199,14 @@ fn a_format_that_ends_in_a_directive_is_an_error() {
 }
 
 #[test]
+fn there_may_be_any_number_of_arguments() {
+    let numbers: Vec<u64> = (0..1000).collect();
+    let wanted: String = numbers.iter().map(|number| format!("{number};")).collect();
+    assert_eq!(print(&"%lu;".repeat(1000), &numbers, &[]), wanted);
+    assert_eq!(print(&"%s".repeat(100), &[0; 100], &["ab"; 100]), "ab".repeat(100));
+}
+
+#[test]
 fn exhausted_blocks_are_all_ones() {
     assert_eq!(print("%d %u %lx", &[], &[]), "-1 4294967295 ffffffffffffffff");
     assert_eq!(print("%s", &[], &[]), "(null)");
