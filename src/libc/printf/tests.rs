@@ -203,7 +203,7 @@ fn there_may_be_any_number_of_arguments() {
     let numbers: Vec<u64> = (0..1000).collect();
     let wanted: String = numbers.iter().map(|number| format!("{number};")).collect();
     assert_eq!(print(&"%lu;".repeat(1000), &numbers, &[]), wanted);
-    assert_eq!(print(&"%s".repeat(100), &[0; 100], &["ab"; 100]), "ab".repeat(100));
+    assert_eq!(print(&"%s".repeat(100), &[1; 100], &["ab"; 100]), "ab".repeat(100));
 }
 
 #[test]
