@@ -3,6 +3,8 @@
 #![cfg(all(unix, not(hostcall_loom)))]
 #![allow(unsafe_code)]
 
+#[path = "hsa/library.rs"]
+mod library;
 #[path = "hsa/stand_in.rs"]
 mod stand_in;
 
@@ -46,7 +48,7 @@ fn a_library_that_is_no_runtime_is_named_with_the_function_it_lacks() {
 
 #[test]
 fn the_example_gives_a_large_device_a_server() {
-    let Some(stand_in) = stand_in::library() else { return };
+    let Some(stand_in) = library::library() else { return };
     let output = hello(stand_in.to_str());
     let stdout = String::from_utf8(output.stdout).expect("UTF-8");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -2,6 +2,9 @@
 //! runtime (`tests/fake-hsa`), which runs the test program in their place.
 #![cfg(all(target_os = "linux", not(hostcall_loom)))]
 
+#[path = "hsa/library.rs"]
+mod library;
+
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
@@ -36,28 +39,7 @@ fn tools() -> bool {
 
 /// The stand-in's library.
 fn stand_in() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let library = folder().join("libfake-hsa.so");
-        let compiled = Command::new("g++")
-            .args([
-                "-std=c++17",
-                "-O1",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                "-shared",
-                "-fPIC",
-                "-pthread",
-            ])
-            .args([&format!("-I{MANIFEST}/device"), &format!("-I{MANIFEST}/tests/gpu")])
-            .arg(format!("{MANIFEST}/tests/fake-hsa/fake_hsa.cpp"))
-            .arg("-o")
-            .arg(&library)
-            .status();
-        assert!(compiled.expect("g++").success());
-        library
-    })
+    library::library().expect("the tools are here")
 }
 
 /// The test program, linked for a processor, with more options for the compiler.

@@ -5,10 +5,9 @@ use std::alloc::Layout;
 use std::env;
 use std::error::Error;
 use std::ffi::{CStr, c_char};
-use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hostcall::Client;
@@ -19,7 +18,8 @@ use hostcall::{
 };
 use libloading::Library;
 
-const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
+use super::library::library;
+
 /// All that the stand-in looks at.
 const CODE_OBJECT: &[u8] = b"\x7fELF";
 const SOON: Duration = Duration::from_secs(20);
@@ -79,28 +79,6 @@ impl Control {
     fn outstanding(&self) -> u64 {
         self.number(b"fake_hsa_outstanding")
     }
-}
-
-/// Compiles the stand-in once. `None` where the runtime's headers are not.
-pub(crate) fn library() -> Option<&'static Path> {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    if !Path::new("/usr/include/hsa/hsa.h").exists() {
-        assert!(env::var_os("HOSTCALL_REQUIRE_HSA_HEADER").is_none(), "no hsa/hsa.h");
-        eprintln!("skipped: no hsa/hsa.h; Debian has it in libhsa-runtime-dev");
-        return None;
-    }
-    Some(LIBRARY.get_or_init(|| {
-        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libfake-hsa.so");
-        let compiled = Command::new("g++")
-            .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"])
-            .args([&format!("-I{MANIFEST}/device"), &format!("-I{MANIFEST}/tests/gpu"), "-o"])
-            .arg(&library)
-            .arg(format!("{MANIFEST}/tests/fake-hsa/fake_hsa.cpp"))
-            .status()
-            .expect("g++");
-        assert!(compiled.success());
-        library
-    }))
 }
 
 /// Runs the tests below over the stand-in, in a process of its own: which library is the runtime is decided
