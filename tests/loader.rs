@@ -492,7 +492,14 @@ fn send(signal: &str, child: &std::process::Child) {
 
 #[test]
 fn signals_end_a_program_with_its_files_written() {
+    // What started this test may have it ignored, as `nohup` does, and so the loader would.
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
+    let hears_hup = u64::from_str_radix(ignored, 16).unwrap() & 1 == 0;
     for (signal, status) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        if signal == "HUP" && !hears_hup {
+            continue;
+        }
         let (child, written) = hanging(signal, &["--stats"]);
         send(signal, &child);
         let ran = Ran::from(child.wait_with_output().unwrap());
